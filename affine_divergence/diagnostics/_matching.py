@@ -1,0 +1,136 @@
+# The learning rate at which a corrected model steps as far as its uncorrected twin.
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from affine_divergence.functional._arguments import check_eps
+from affine_divergence.functional._rows import inverse_norm, row_sqnorm
+from affine_divergence.nn import AffineLikeLinear, NormLikeLinear
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_Corrected = (AffineLikeLinear, NormLikeLinear)
+
+
+def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping[str, Any], lr: float) -> float:
+    r"""The learning rate whose mean activation step in a corrected model is that of the uncorrected model at lr.
+
+    A gradient step multiplies the ideal update of an activation by G_ii: ‖x_i‖² + 1 in a plain linear layer with a bias,
+    gain² in an affine-like one, 2 gain² in a norm-like one. The result is lr · mean G_ii(plain)/mean G_ii(corrected),
+    means over the rows of every layer, then over the layers: for affine-like layers at gain 1, lr · mean(‖x_i‖² + 1).
+    The plain rows are measured on the same weights with the corrections left out. It is where to start a search for
+    the learning rate, not its end. The model's state, training flag and random numbers are left as they were.
+
+    Args:
+        model: a model with AffineLikeLinear or NormLikeLinear layers; only these count. Give what else it has its own
+            parameter group at the old rate.
+        inputs: a batch as the model takes it: one tensor, a tuple or list of positional arguments, or a dict of keyword ones.
+        lr: the learning rate of the uncorrected model, positive.
+
+    Returns:
+        The learning rate, a float.
+
+    Raises:
+        TypeError: model is not an nn.Module, or lr not a number.
+        ValueError: lr is not positive, no corrected layer is there or was called, or the rows are not finite.
+
+    Source: G. Bird, The Affine Divergence, arXiv 2512.22247.
+
+    >>> import torch
+    >>> from affine_divergence.nn import AffineLikeLinear
+    >>> matching_lr(AffineLikeLinear(2, 5), torch.tensor([[2.0, 2.0], [1.0, 0.0]]), lr=0.1)  # 0.1 · ((8 + 1) + (1 + 1))/2
+    0.55
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(lr, bool) or not isinstance(lr, (int, float)):
+        raise TypeError(f"lr must be a number, got {type(lr).__name__}")
+    if not 0.0 < lr < float("inf"):
+        raise ValueError(f"lr must be positive and finite, got {lr!r}")
+    layers = [layer for layer in model.modules() if isinstance(layer, _Corrected)]
+    if not layers:
+        raise ValueError("the model has no AffineLikeLinear or NormLikeLinear to match; pass the corrected model, not the plain one")
+    corrected, plain = _Means(), _Means()
+    with _restored(model), torch.no_grad():
+        _run(model, inputs, layers, lambda layer, x, out: corrected.add(layer, _self_term(layer, x.double())))
+    with _restored(model), torch.no_grad():
+        _run(model, inputs, layers, lambda layer, x, out: _uncorrected(layer, x, plain))
+    uncalled = len(layers) - len(corrected)
+    if len(corrected) == 0:
+        raise ValueError(f"none of the model's {uncalled} corrected layers was called on these inputs, with rows in them")
+    ratio = plain.mean() / corrected.mean()
+    if not 0.0 < ratio < float("inf"):
+        raise ValueError(f"the mean multipliers of these inputs are {plain.mean():g} (plain) and {corrected.mean():g} (corrected): no rate matches")
+    return lr * ratio
+
+
+class _Means:
+    """The mean of each layer's rows over all its calls, and the mean of these over layers."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, float] = {}
+        self._rows: dict[int, int] = {}
+
+    def add(self, layer: torch.nn.Module, values: Tensor) -> None:
+        if values.numel():
+            self._sums[id(layer)] = self._sums.get(id(layer), 0.0) + float(values.sum(dtype=torch.float64))
+            self._rows[id(layer)] = self._rows.get(id(layer), 0) + values.numel()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def mean(self) -> float:
+        return sum(self._sums[key] / rows for key, rows in self._rows.items()) / len(self._rows)
+
+
+def _self_term(layer: AffineLikeLinear | NormLikeLinear, x: Tensor) -> Tensor:
+    # G_ii of the corrected layer: c² s² (‖x‖² + 1) with the bias under the scale, c² (s²‖x‖² + 1) with it outside.
+    affine_like = isinstance(layer, AffineLikeLinear)
+    offset = 1.0 if isinstance(layer, AffineLikeLinear) else check_eps(layer.eps)
+    scale = inverse_norm(x, offset).square()
+    own = scale * row_sqnorm(x)
+    if layer.bias is not None:
+        own = own + (scale if affine_like else 1.0)
+    return layer.gain**2 * own
+
+
+def _uncorrected(layer: AffineLikeLinear | NormLikeLinear, x: Tensor, plain: _Means) -> Tensor:
+    plain.add(layer, row_sqnorm(x.double()) + (0.0 if layer.bias is None else 1.0))
+    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+
+
+def _run(model: torch.nn.Module, inputs: Any, layers: list[Any], at_call: Callable[[Any, Tensor, Tensor], Tensor | None]) -> None:
+    def hook(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+        return at_call(layer, args[0] if args else kwargs["input"], output)
+
+    handles = [layer.register_forward_hook(hook, with_kwargs=True) for layer in layers]
+    try:
+        if isinstance(inputs, Mapping):
+            model(**inputs)
+        elif isinstance(inputs, (tuple, list)):
+            model(*inputs)
+        else:
+            model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _restored(model: torch.nn.Module) -> Iterator[None]:
+    # A forward in training mode moves running statistics and draws dropout masks.
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, saved in buffers:
+                    buffer.copy_(saved)

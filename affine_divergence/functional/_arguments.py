@@ -1,0 +1,62 @@
+# Checks of arguments, and the errors users read when one is wrong.
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from affine_divergence.functional._rows import DEFAULT_EPS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def check_floating(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}; convert it with torch.as_tensor")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} must be a real floating-point tensor, got {tensor.dtype}; convert it first, for example with {name}.float()")
+
+
+def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """The shapes of a linear map: x (…, d_in), weight (d_out, d_in), bias (d_out) or None."""
+    check_floating("x", x)
+    check_floating("weight", weight)
+    if weight.dim() != 2:
+        raise ValueError(f"weight must have the shape (d_out, d_in), got {tuple(weight.shape)}")
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"x must have the shape (…, {weight.shape[1]}) to go with a weight of shape (d_out, d_in) = {tuple(weight.shape)}, "
+            f"got {tuple(x.shape)}"
+        )
+    if bias is not None:
+        check_floating("bias", bias)
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(f"bias must have the shape (d_out,) = ({weight.shape[0]},), got {tuple(bias.shape)}")
+
+
+def check_gain(gain: float) -> float:
+    value = _number("gain", gain)
+    if value <= 0.0:
+        raise ValueError(f"gain must be positive, got {gain!r}; 1.0 leaves the map as the formula states it")
+    return value
+
+
+def check_eps(eps: float | None) -> float:
+    """ε as a number; None is float32's, whatever the dtype."""
+    if eps is None:
+        return DEFAULT_EPS
+    value = _number("eps", eps)
+    if value < 0.0:
+        raise ValueError(f"eps must be zero or positive, got {eps!r}; it is added to the squared norm under the root")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        hint = "; a learnable one would not get its gradient: multiply the output by it instead" if isinstance(value, torch.Tensor) else ""
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}{hint}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value!r}")
+    return float(value)

@@ -1,0 +1,36 @@
+# Statistics of rows: squared norms and inverse norms, in float32 or wider whatever the input's dtype.
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+DEFAULT_EPS: float = torch.finfo(torch.float32).eps
+"""The norm-like ε where none is given: that of float32 for every dtype, so that precision does not change the function."""
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    # In bfloat16 the "+1" is lost above 256, in float16 the sum of squares overflows at eight values of 100.
+    return torch.promote_types(dtype, torch.float32)
+
+
+def row_sqnorm(x: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:
+    """‖x‖² of every row, float32 or wider."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return x.to(wide_dtype(x.dtype)).square().sum(-1, keepdim=True)
+    # One pass without a temporary: 1.0 ms against 5.6 ms at 4096 × 1024. Not differentiable twice at a zero row, hence only here.
+    norm: Tensor = torch.linalg.vector_norm(x.contiguous(), dim=-1, keepdim=True, dtype=wide_dtype(x.dtype))
+    return norm.square()
+
+
+def inverse_norm(x: Float[Tensor, "*rows d"], offset: float) -> Float[Tensor, "*rows 1"]:
+    """(‖x‖² + offset)^(−1/2) of every row; with offset 0 a zero row gets 0, and so do its gradients."""
+    sqnorm = row_sqnorm(x)
+    if offset > 0.0:
+        return (sqnorm + offset).rsqrt()
+    nonzero = sqnorm > 0
+    return torch.where(nonzero, torch.where(nonzero, sqnorm, 1.0).rsqrt(), 0.0)

@@ -1,0 +1,158 @@
+# z_i = c·s_i·(W x_i + b), or c·(s_i·W x_i + b), with s_i = (‖x_i‖² + offset)^(−1/2): what the affine-like and the norm-like map share.
+#
+# Layout: x (…, d_in), weight (d_out, d_in), bias (d_out), s and t = c·s (…, 1). Upstream g = ∂L/∂z, u = Wᵀg, and so (docs/maths.md, section 2)
+#   ∂W = Σ t g xᵀ      ∂b = Σ t g  or  c Σ g      ∂x = t (u − s² (u·x + g·b) x),  without g·b where s does not multiply the bias.
+# Nothing is saved but the inputs: s costs one pass over x and is made again in the backward.
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from affine_divergence.functional._rows import inverse_norm, wide_dtype
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RowScale:
+    """Which of the two maps it is: the gain c, what is added to ‖x‖², and whether s multiplies the bias too."""
+
+    gain: float
+    offset: float
+    scales_bias: bool
+
+    def __call__(self, x: Float[Tensor, "*rows d_in"]) -> tuple[Float[Tensor, "*rows 1"], Float[Tensor, "*rows 1"]]:
+        """The rows' s and t = c·s."""
+        s = inverse_norm(x, self.offset)
+        return s, self.gain * s
+
+
+def scaled_linear(
+    x: Float[Tensor, "*rows d_in"], weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None, scale: RowScale
+) -> Float[Tensor, "*rows d_out"]:
+    """The map itself, in the dtype that `F.linear` would return, or in the promoted one where `F.linear` refuses mixed dtypes."""
+    device = x.device.type
+    autocast = _autocast_enabled(device)
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    dtype = dtype if bias is None else torch.promote_types(dtype, bias.dtype)
+    if autocast and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+    weight = weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    if not autocast:  # under autocast the norm is taken before x is rounded: a float32 row of 1e5 would be inf in float16
+        x = x.to(dtype)
+    with _without_autocast(device):
+        if torch.compiler.is_compiling():  # dynamo refuses a Function with its own jvp, and inductor fuses the plain expression
+            return _composed(x, weight, bias, scale)
+        z: Tensor = _ScaledLinear.apply(x, weight, bias, scale)
+        return z
+
+
+def _composed(x: Tensor, weight: Tensor, bias: Tensor | None, scale: RowScale) -> Tensor:
+    _, t = scale(x)
+    z = F.linear((x * t).to(weight.dtype), weight)
+    return z if bias is None else (z + (t if scale.scales_bias else scale.gain) * bias).to(weight.dtype)
+
+
+class _ScaledLinear(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scale: RowScale) -> Tensor:
+        x = x.contiguous()  # the order of a sum must not depend on strides
+        _, t = scale(x)
+        if x.dtype == weight.dtype == t.dtype and (scale.scales_bias or bias is None):
+            return F.linear(x, weight, bias).mul_(t)
+        # Scaled first: in float16 W x overflows (x = 300, d = 512, W = 1) although z is 22.6.
+        z = F.linear((x * t).to(weight.dtype), weight)
+        if bias is None:
+            return z
+        return z.addcmul_(t, bias) if scale.scales_bias else z.add_(bias, alpha=scale.gain)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.scale = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = upstream
+        x, weight, bias = ctx.saved_tensors
+        with _without_autocast(x.device.type):
+            return *_gradients(g, x, weight, bias, ctx.scale, ctx.needs_input_grad), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        x, weight, bias = ctx.saved_tensors
+        dx, dweight, dbias, _ = tangents
+        scale: RowScale = ctx.scale
+        with _without_autocast(x.device.type):
+            return _tangent(x, weight, bias, dx, dweight, dbias, scale)
+
+
+def _gradients(
+    g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, scale: RowScale, needed: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    shape, x, g = x.shape, _as_matrix(x.contiguous()), _as_matrix(g)
+    s, t = scale(x)
+    x_grad = weight_grad = bias_grad = None
+    if needed[0]:
+        u = g @ weight
+        radial = (u * x).sum(-1, keepdim=True, dtype=t.dtype)
+        if scale.scales_bias and bias is not None:
+            radial = radial + (g @ bias).unsqueeze(-1)
+        x_grad = (t * torch.addcmul(u, x, -s.square() * radial)).to(x.dtype).reshape(shape)
+    if needed[1]:
+        # The smaller factor is scaled. In 16 bits always x: t·g would flush to zero in float16.
+        if x.shape[-1] <= g.shape[-1] or g.dtype != t.dtype:
+            weight_grad = g.mT @ (t * x).to(g.dtype)
+        else:
+            weight_grad = (t * g).mT @ x
+    if needed[2]:
+        bias_grad = (t.mT @ g.to(t.dtype)).squeeze(0) if scale.scales_bias else scale.gain * g.sum(0)
+        bias_grad = bias_grad.to(g.dtype)
+    return x_grad, weight_grad, bias_grad
+
+
+def _tangent(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    dx: Tensor | None,
+    dweight: Tensor | None,
+    dbias: Tensor | None,
+    scale: RowScale,
+) -> Tensor:
+    # z = W(t x) + (t or c) b, differentiated term by term; ṫ = −t s² (x·ẋ).
+    s, t = scale(x)
+    dz = torch.zeros((*x.shape[:-1], weight.shape[0]), dtype=wide_dtype(weight.dtype), device=x.device)
+    if dx is not None:
+        dt = -t * s.square() * (x * dx).sum(-1, keepdim=True, dtype=t.dtype)
+        dz = dz + F.linear((t * dx + dt * x).to(weight.dtype), weight)
+        if scale.scales_bias and bias is not None:
+            dz = dz + dt * bias
+    if dweight is not None:
+        dz = dz + F.linear((t * x).to(weight.dtype), dweight)
+    if dbias is not None:
+        dz = dz + (t if scale.scales_bias else scale.gain) * dbias
+    return dz.to(weight.dtype)
+
+
+def _as_matrix(rows: Tensor) -> Tensor:
+    return rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+
+
+def _autocast_enabled(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def _without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast(device, enabled=False) if _autocast_enabled(device) else contextlib.nullcontext()

@@ -1,0 +1,1 @@
+# The experiments: data, trials, training in stacks, storage, statistics, reports.

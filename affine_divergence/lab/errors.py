@@ -1,0 +1,6 @@
+# What the lab's commands report as bad input: one clear line, exit code 2.
+from __future__ import annotations
+
+
+class BadInputError(ValueError):
+    """Something the user gave cannot be used: the message says what was wanted, what came and the way out."""

@@ -1,0 +1,3 @@
+# Layers: drop-in for torch.nn.
+from ._linear import AffineLikeLinear as AffineLikeLinear, NormLikeLinear as NormLikeLinear
+from ._norm import L2Norm as L2Norm
