@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _MODULES = ("functional", "nn")
 _NAMES = {"matching_lr": "diagnostics"}
 
-__all__ = ["functional", "matching_lr", "nn"]  # noqa: F822 (resolved by __getattr__)
+__all__ = ["functional", "matching_lr", "nn"]
 
 
 def __getattr__(name: str) -> Any:

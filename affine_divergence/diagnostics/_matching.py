@@ -66,7 +66,8 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
         raise ValueError(f"none of the model's {uncalled} corrected layers was called on these inputs, with rows in them")
     ratio = plain.mean() / corrected.mean()
     if not 0.0 < ratio < float("inf"):
-        raise ValueError(f"the mean multipliers of these inputs are {plain.mean():g} (plain) and {corrected.mean():g} (corrected): no rate matches")
+        means = f"{plain.mean():g} (plain) and {corrected.mean():g} (corrected)"
+        raise ValueError(f"no rate matches: the mean multipliers of these inputs are {means}; look for zero, infinite or NaN rows")
     return lr * ratio
 
 

@@ -16,7 +16,7 @@ def check_floating(name: str, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}; convert it with torch.as_tensor")
     if not tensor.is_floating_point():
-        raise TypeError(f"{name} must be a real floating-point tensor, got {tensor.dtype}; convert it first, for example with {name}.float()")
+        raise TypeError(f"{name} must be a real floating-point tensor, got {tensor.dtype}; convert it first, as with {name}.float()")
 
 
 def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -1,6 +1,6 @@
 # z_i = c·s_i·(W x_i + b), or c·(s_i·W x_i + b), with s_i = (‖x_i‖² + offset)^(−1/2): what the affine-like and the norm-like map share.
 #
-# Layout: x (…, d_in), weight (d_out, d_in), bias (d_out), s and t = c·s (…, 1). Upstream g = ∂L/∂z, u = Wᵀg, and so (docs/maths.md, section 2)
+# Layout: x (…, d_in), weight (d_out, d_in), bias (d_out), s and t = c·s (…, 1). With the upstream g = ∂L/∂z and u = Wᵀg
 #   ∂W = Σ t g xᵀ      ∂b = Σ t g  or  c Σ g      ∂x = t (u − s² (u·x + g·b) x),  without g·b where s does not multiply the bias.
 # Nothing is saved but the inputs: s costs one pass over x and is made again in the backward.
 from __future__ import annotations
@@ -112,10 +112,8 @@ def _gradients(
         x_grad = (t * torch.addcmul(u, x, -s.square() * radial)).to(x.dtype).reshape(shape)
     if needed[1]:
         # The smaller factor is scaled. In 16 bits always x: t·g would flush to zero in float16.
-        if x.shape[-1] <= g.shape[-1] or g.dtype != t.dtype:
-            weight_grad = g.mT @ (t * x).to(g.dtype)
-        else:
-            weight_grad = (t * g).mT @ x
+        scales_x = x.shape[-1] <= g.shape[-1] or g.dtype != t.dtype
+        weight_grad = g.mT @ (t * x).to(g.dtype) if scales_x else (t * g).mT @ x
     if needed[2]:
         bias_grad = (t.mT @ g.to(t.dtype)).squeeze(0) if scale.scales_bias else scale.gain * g.sum(0)
         bias_grad = bias_grad.to(g.dtype)
