@@ -1,0 +1,37 @@
+# A source of CIFAR-10 images on disk: its files and how one of them is read, whatever its form.
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Item(NamedTuple):
+    """One image: where it lies (for messages), its encoded bytes or its pixels (3, 32, 32), its label."""
+
+    place: str
+    image: bytes | NDArray[np.uint8]
+    label: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files below `root` in the order they are read, and the reader of one."""
+
+    form: str
+    root: Path
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+    read: Callable[[Path], Iterator[Item]]
+
+
+def first_line(error: BaseException) -> str:
+    """What a library said, cut to one line for a message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
