@@ -4,3 +4,7 @@ from __future__ import annotations
 
 class BadInputError(ValueError):
     """Something the user gave cannot be used: the message says what was wanted, what came and the way out."""
+
+
+class StudyFailedError(RuntimeError):
+    """A study could not be finished for no fault of its input: exit code 1."""

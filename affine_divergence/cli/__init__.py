@@ -1,0 +1,1 @@
+# The affdiv command: one small module a command.

@@ -1,0 +1,51 @@
+# The affdiv command: its commands, and what an error becomes. Exit codes: 0 done, 1 failed, 2 bad input.
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import cyclopts
+
+import affine_divergence
+from affine_divergence.cli.bench import bench
+from affine_divergence.cli.report import report
+from affine_divergence.cli.reproduce import reproduce
+from affine_divergence.cli.run import run
+from affine_divergence.lab.errors import BadInputError, StudyFailedError
+
+app = cyclopts.App(
+    name="affdiv",
+    help="Experiments on the affine divergence: run a study, report it, measure the layers.",
+    version=affine_divergence.__version__,
+    result_action="return_value",
+    help_format="plaintext",
+    suppress_keyboard_interrupt=False,
+)
+app.command(reproduce)
+app.command(run)
+app.command(report)
+app.command(bench)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    sys.exit(call(arguments))
+
+
+def call(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        app(sys.argv[1:] if arguments is None else list(arguments), exit_on_error=False, print_error=False)
+    except (BadInputError, cyclopts.CycloptsError) as error:
+        return _say(error, 2)
+    except StudyFailedError as error:
+        return _say(error, 1)
+    except KeyboardInterrupt:
+        print("affdiv: interrupted; what was finished is stored, the same command goes on from there", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _say(error: Exception, code: int) -> int:
+    print("affdiv:", " ".join(str(error).split()), file=sys.stderr)
+    return code

@@ -1,0 +1,2 @@
+# Measurements, each side by side with what it is against.
+from ._layers import layers as layers

@@ -1,0 +1,96 @@
+# All trials as one table, and back: what trials.parquet holds.
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from affine_divergence.lab.errors import BadInputError
+from affine_divergence.lab.outcome import Outcome
+from affine_divergence.lab.store import Record
+from affine_divergence.lab.trial import Trial
+
+if TYPE_CHECKING:
+    import polars
+
+PROVENANCE = ("source_digest", "data_digest", "device", "processor", "threads", "python", "torch")
+
+
+def to_frame(records: Sequence[Record], study: str, grid_text: str) -> polars.DataFrame:
+    """A row a trial: its fields, key, status and scores, curves, provenance, and the text of the grid file."""
+    import polars
+
+    rows = [
+        {
+            "study": study,
+            **record.trial.model_dump(),
+            "key": record.trial.key,
+            **asdict(record.outcome),
+            **{name: record.provenance.get(name) for name in PROVENANCE},
+            "grid": grid_text,
+        }
+        for record in records
+    ]
+    return polars.DataFrame(rows, schema=_schema())
+
+
+def from_frame(frame: polars.DataFrame) -> tuple[str, list[Record]]:
+    """The grid file's text and the records of a table made by `to_frame`."""
+    texts = frame["grid"].unique().to_list()
+    if len(texts) != 1:
+        raise BadInputError(f"the table holds the trials of {len(texts)} grid files; a report is about one")
+    return texts[0], [_record(row) for row in frame.iter_rows(named=True)]
+
+
+def read_parquet(path: Path) -> polars.DataFrame:
+    import polars
+
+    try:
+        frame = polars.read_parquet(path)
+    except (OSError, polars.exceptions.PolarsError) as error:
+        raise BadInputError(f"cannot read {path} as Parquet: {str(error).splitlines()[0]}") from error
+    missing = sorted(set(_schema()) - set(frame.columns))
+    if missing:
+        raise BadInputError(f"{path} is not a table of trials: it lacks {', '.join(missing)}")
+    return frame
+
+
+def _record(row: dict[str, Any]) -> Record:
+    trial = Trial(**{name: row[name] for name in Trial.model_fields})
+    outcome = Outcome(**{field.name: row[field.name] for field in fields(Outcome)})
+    return Record(trial, outcome, {name: row[name] for name in PROVENANCE})
+
+
+def _schema() -> dict[str, Any]:
+    import polars as pl
+
+    return {
+        "study": pl.String,
+        "data": pl.String,
+        "method": pl.String,
+        "width": pl.Int64,
+        "depth": pl.Int64,
+        "activation": pl.String,
+        "batch_size": pl.Int64,
+        "learning_rate": pl.Float64,
+        "seed": pl.Int64,
+        "epochs": pl.Int64,
+        "steps": pl.Int64,
+        "role": pl.String,
+        "key": pl.String,
+        "status": pl.String,
+        "validation_accuracy": pl.Float64,
+        "test_accuracy": pl.Float64,
+        "final_loss": pl.Float64,
+        "loss_curve": pl.List(pl.Float64),
+        "accuracy_curve": pl.List(pl.Float64),
+        "wall_seconds": pl.Float64,
+        "cpu_seconds": pl.Float64,
+        "stack_size": pl.Int64,
+        "reason": pl.String,
+        **{name: pl.Int64 if name == "threads" else pl.String for name in PROVENANCE},
+        "grid": pl.String,
+    }
+
+

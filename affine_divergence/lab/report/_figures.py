@@ -1,0 +1,125 @@
+# The report's figures, as SVG.
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from affine_divergence.lab.statistics import mean_interval
+from affine_divergence.lab.summary import Setting
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {  # Okabe and Ito's palette: told apart with any colour vision
+    "none": "#000000",
+    "batch-norm": "#009E73",
+    "layer-norm": "#CC79A7",
+    "rms-norm": "#E69F00",
+    "norm-like": "#D55E00",
+    "affine-like": "#0072B2",
+}
+MARKERS = {"none": "o", "batch-norm": "s", "layer-norm": "^", "rms-norm": "v", "norm-like": "D", "affine-like": "*"}
+STYLE: Any = {
+    "font.size": 10,
+    "font.family": "sans-serif",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "affine-divergence",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+}
+
+
+def accuracy_figure(setting: Setting) -> str:
+    """Test accuracy of each method: every seed, the mean and its 95 % interval."""
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.2, 0.45 * len(setting.rows) + 1.0), layout="constrained")
+        for place, row in enumerate(reversed(setting.rows)):
+            colour = COLOURS[row.cell.method]
+            values = [100 * (record.outcome.test_accuracy or 0.0) for record in row.records]
+            axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.3, markersize=5, markeredgewidth=0)
+            mean, low, high = (100 * value for value in (row.accuracy.mean, row.accuracy.low, row.accuracy.high))
+            if row.accuracy.n > 1:
+                axes.plot([low, high], [place, place], color=colour, linewidth=2)
+            axes.plot([mean], [place], "|", color=colour, markersize=16, markeredgewidth=2.5)
+        axes.set_yticks(range(len(setting.rows)), [row.cell.method for row in reversed(setting.rows)])
+        axes.set_ylim(-0.6, len(setting.rows) - 0.4)
+        axes.set_xlabel("test accuracy, %  (dots: seeds; bar: mean and 95 % interval)")
+        return _svg(figure)
+
+
+def learning_rate_figure(setting: Setting) -> str:
+    """Validation accuracy against the learning rate, as tried; the chosen rate is ringed."""
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+        for row in setting.rows:
+            by_rate: dict[float, list[float]] = defaultdict(list)
+            for record in setting.tried:
+                if record.trial.method == row.cell.method and record.outcome.validation_accuracy is not None:
+                    by_rate[record.trial.learning_rate].append(100 * record.outcome.validation_accuracy)
+            rates = sorted(by_rate)
+            means = [sum(by_rate[rate]) / len(by_rate[rate]) for rate in rates]
+            colour, marker = COLOURS[row.cell.method], MARKERS[row.cell.method]
+            axes.plot(rates, means, color=colour, marker=marker, markersize=5, linewidth=1.5, label=row.cell.method)
+            chosen = row.choice.learning_rate
+            if chosen in by_rate:
+                axes.plot([chosen], [means[rates.index(chosen)]], "o", color=colour, markersize=12, fillstyle="none")
+        axes.set_xscale("log")
+        axes.set_xlabel("learning rate  (ringed: chosen)")
+        axes.set_ylabel("validation accuracy, %")
+        figure.legend(loc="outside right upper")
+        return _svg(figure)
+
+
+def learning_curves_figure(setting: Setting) -> str:
+    """Training loss and validation accuracy by epoch at the chosen rates, means over seeds with 95 % bands."""
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.8), layout="constrained")
+        for row in setting.rows:
+            _curve(left, row.cell.method, [record.outcome.loss_curve for record in row.records], 1.0)
+            _curve(right, row.cell.method, [record.outcome.accuracy_curve for record in row.records], 100.0)
+        for axes, label in ((left, "training loss"), (right, "validation accuracy, %")):
+            axes.set_xlabel("epoch")
+            axes.set_ylabel(label)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside right upper")
+        return _svg(figure)
+
+
+def figures(setting: Setting) -> dict[str, str]:
+    """The setting's figures by file name, without the ending."""
+    return {
+        f"accuracy-{setting.slug}": accuracy_figure(setting),
+        f"learning-rates-{setting.slug}": learning_rate_figure(setting),
+        f"learning-curves-{setting.slug}": learning_curves_figure(setting),
+    }
+
+
+def _curve(axes: Axes, method: str, curves: Sequence[Sequence[float]], scale: float) -> None:
+    points = [mean_interval([scale * value for value in column]) for column in zip(*curves, strict=True)]
+    epochs = range(1, len(points) + 1)
+    axes.plot(epochs, [p.mean for p in points], color=COLOURS[method], linewidth=1.5, label=method)
+    if curves and len(curves) > 1:
+        axes.fill_between(epochs, [p.low for p in points], [p.high for p in points], color=COLOURS[method], alpha=0.15, linewidth=0)
+
+
+def _svg(figure: Figure) -> str:
+    import matplotlib.pyplot as plt
+
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return buffer.getvalue()
+
+

@@ -1,0 +1,84 @@
+# Runs a study: plans its trials, trains the missing ones stack by stack, stores what is finished.
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from affine_divergence.lab.data import load
+from affine_divergence.lab.errors import BadInputError, StudyFailedError
+from affine_divergence.lab.executors import processes, train_stack
+from affine_divergence.lab.grid import Grid
+from affine_divergence.lab.store import Record, Store
+from affine_divergence.lab.trial import Trial
+from affine_divergence.lab.tuning import plan
+
+MAX_STACK = 48  # at width 64 a stack of 36 on CIFAR-10 holds 28 MB of first-layer weights, read and written at every step
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage, the number of its trials finished, and of all its trials."""
+
+
+def run(
+    grid: Grid, text: str, store: Store, path: Path | None, *, workers: int = 1, cache: Path | None = None, progress: Progress
+) -> None:
+    """Bring the store to the end of the study; what it already holds is not run again."""
+    dataset = load(grid.data, path, cache=cache)
+    _bind(store, grid, text, dataset.digest)
+    accuracies = scores(store.records())
+    missing = plan(grid, accuracies).missing
+    if not missing:
+        return
+    with processes(workers, grid.data, path, cache) as executor:
+        while missing:
+            stage = "tuning" if missing[0].role == "tuning" else "evaluation"
+            total, finished = len(missing), 0
+            progress(stage, finished, total)
+            futures = [executor.submit(train_stack, stack) for stack in stacks(missing)]
+            failures: list[Record] = []
+            try:
+                for future in as_completed(futures):
+                    records = future.result()
+                    store.add(records)
+                    failures.extend(record for record in records if record.outcome.status == "failed")
+                    finished += len(records)
+                    progress(stage, finished, total)
+            except BrokenProcessPool as error:
+                raise StudyFailedError(
+                    "a worker process died, perhaps for lack of memory; what is finished is stored: run it again with fewer --workers"
+                ) from error
+            if failures:
+                raise StudyFailedError(f"{len(failures)} trials failed, the first with: {failures[0].outcome.reason}")
+            accuracies = scores(store.records())
+            missing = plan(grid, accuracies).missing
+
+
+def scores(records: Sequence[Record]) -> Mapping[Trial, float]:
+    """Validation accuracies of the finished trials, by which learning rates are chosen."""
+    return {
+        record.trial: record.outcome.validation_accuracy for record in records if record.outcome.validation_accuracy is not None
+    }
+
+
+def stacks(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Trials that can be trained together, at most `MAX_STACK` at a time, the dearest stacks first."""
+    groups: dict[object, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        groups[trial.shared].append(trial)
+    parts: list[list[Trial]] = []
+    for group in groups.values():
+        count = -(-len(group) // MAX_STACK)
+        parts.extend(group[i::count] for i in range(count))
+    return sorted(parts, key=lambda part: len(part) * part[0].width * part[0].depth, reverse=True)
+
+
+def _bind(store: Store, grid: Grid, text: str, digest: str) -> None:
+    # A store belongs to one study on one set of images; its grid may grow.
+    for name, value, what in (("study", grid.study, "the study"), ("data_digest", digest, "images with the digest")):
+        stored = store.get(name)
+        if stored is not None and stored != value:
+            raise BadInputError(f"this store holds {what} {stored}, not {value}; name another folder with --store")
+        store.put(name, value)
+    store.put("grid", text)

@@ -1,0 +1,101 @@
+# Two-stage tuning of the learning rate, as a pure function of the trials finished so far.
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from affine_divergence.lab.grid import Grid, Tuning
+from affine_divergence.lab.trial import Cell, Trial
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The learning rate of a cell; at_edge where even the extended rates did not bracket the best one."""
+
+    learning_rate: float
+    at_edge: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known now: the chosen rates, and the trials still to run before more can be said."""
+
+    choices: dict[Cell, Choice]
+    missing: list[Trial]
+
+
+def plan(grid: Grid, accuracies: Mapping[Trial, float]) -> Plan:
+    """The missing trials of the present stage, given the validation accuracies of the finished ones; none when all is done."""
+    if grid.tuning is None:
+        pairs = list(itertools.product(grid.grid.seed, grid.grid.learning_rate))
+        wanted = [cell.trial(rate, seed, "evaluation") for cell in grid.cells() for seed, rate in pairs]
+        return Plan({}, [trial for trial in wanted if trial not in accuracies])
+    choices: dict[Cell, Choice] = {}
+    missing: list[Trial] = []
+    ladder = Ladder(grid.grid.learning_rate)
+    for cell in grid.cells():
+        result = _tune(cell, ladder, grid.tuning, accuracies)
+        if isinstance(result, Choice):
+            choices[cell] = result
+            evaluation = (cell.trial(result.learning_rate, seed, "evaluation") for seed in grid.grid.seed)
+            missing.extend(trial for trial in evaluation if trial not in accuracies)
+        else:
+            missing.extend(result)
+    tuning = [trial for trial in missing if trial.role == "tuning"]
+    return Plan(choices, tuning or missing)  # stacks fill up best when a stage is finished for every cell first
+
+
+class Ladder:
+    """Ascending learning rates, continued beyond both ends by mirroring its ratios."""
+
+    def __init__(self, rates: tuple[float, ...]) -> None:
+        self.rates = rates
+
+    def __len__(self) -> int:
+        return len(self.rates)
+
+    def __getitem__(self, index: int) -> float:
+        rates, last = self.rates, len(self.rates) - 1
+        if 0 <= index <= last:
+            return rates[index]
+        mirrored = -index if index < 0 else 2 * last - index
+        if not 0 <= mirrored <= last:
+            raise IndexError(f"the ladder of {len(rates)} rates reaches from {-last} to {2 * last}, not to {index}")
+        end = rates[0] if index < 0 else rates[last]
+        return float(f"{end * end / rates[mirrored]:.3g}")
+
+
+def _tune(cell: Cell, ladder: Ladder, tuning: Tuning, accuracies: Mapping[Trial, float]) -> Choice | list[Trial]:
+    stride = min(tuning.stride, len(ladder) - 1)
+    low, high = 0, len(ladder) - 1
+    coarse = sorted({*range(low, high + 1, stride), high})
+    first_seed = tuning.seeds[:1]
+    extensions = 0
+    while True:
+        best = _best(cell, ladder, coarse, first_seed, accuracies)
+        if isinstance(best, list):
+            return best
+        at_edge = best in (coarse[0], coarse[-1])
+        if not at_edge or extensions == tuning.extend:
+            break
+        extensions += 1
+        further = best + stride if best == coarse[-1] else best - stride
+        if not -high <= further <= 2 * high:
+            break
+        coarse = sorted({*coarse, further})
+    fine = [index for index in (best - 1, best, best + 1) if -high <= index <= 2 * high]
+    chosen = _best(cell, ladder, fine, tuning.seeds, accuracies)
+    return chosen if isinstance(chosen, list) else Choice(ladder[chosen], at_edge)
+
+
+def _best(
+    cell: Cell, ladder: Ladder, indices: list[int], seeds: tuple[int, ...], accuracies: Mapping[Trial, float]
+) -> int | list[Trial]:
+    # The index with the highest mean accuracy, the smaller rate on a tie; or the trials that must run before that is known.
+    trials = {index: [cell.trial(ladder[index], seed, "tuning") for seed in seeds] for index in indices}
+    missing = [trial for row in trials.values() for trial in row if trial not in accuracies]
+    if missing:
+        return missing
+    return max(indices, key=lambda index: (fmean(accuracies[trial] for trial in trials[index]), -index))
