@@ -16,7 +16,9 @@ from affine_divergence.lab.trial import Trial
 if TYPE_CHECKING:
     from affine_divergence.lab.data import Splits
 
-_splits: Splits | None = None  # of this worker process
+# Of this worker process, from its start: a source file changed meanwhile is not what it runs.
+_splits: Splits | None = None
+_provenance: dict[str, str | int] = {}
 
 
 @contextmanager
@@ -37,7 +39,6 @@ def processes(workers: int, data: str, path: Path | None, cache: Path | None) ->
 
 def train_stack(trials: Sequence[Trial]) -> list[Record]:
     """Train trials together in this worker; a stack that raises gives failed trials with the reason."""
-    from affine_divergence.lab.provenance import provenance
     from affine_divergence.lab.training import train
 
     if _splits is None:
@@ -46,17 +47,19 @@ def train_stack(trials: Sequence[Trial]) -> list[Record]:
         outcomes = train(trials, _splits)
     except Exception as error:
         outcomes = [Outcome(status="failed", reason=f"{type(error).__name__}: {error}")] * len(trials)
-    record = provenance(_splits.digest)
-    return [Record(trial, outcome, record) for trial, outcome in zip(trials, outcomes, strict=True)]
+    return [Record(trial, outcome, _provenance) for trial, outcome in zip(trials, outcomes, strict=True)]
 
 
 def _start(data: str, path: Path | None, cache: Path | None) -> None:
-    global _splits
+    global _splits, _provenance
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     import torch
 
     from affine_divergence.lab.data import load, make_splits
+    from affine_divergence.lab.provenance import provenance
+    from affine_divergence.lab.training import train  # noqa: F401 (imported now, as the source digest says)
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # activations of deep narrow nets shrink into denormals, which are slow
     _splits = make_splits(load(data, path, cache=cache))
+    _provenance = provenance(_splits.digest)

@@ -9,10 +9,22 @@ from affine_divergence.lab.data import Splits
 from affine_divergence.lab.training._seeds import image_order, initial_weight
 from affine_divergence.lab.trial import Trial
 
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Running statistics for a batch of one row, which torch refuses."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.training and len(input) == 1:
+            return nn.functional.batch_norm(input, self.running_mean, self.running_var, training=False, eps=self.eps)
+        return super().forward(input)
+
+
 NORMS = {
-    "batch-norm": lambda d: nn.BatchNorm1d(d, affine=False),
+    "batch-norm": lambda d: BatchNorm(d, affine=False),
     "layer-norm": lambda d: nn.LayerNorm(d, elementwise_affine=False),
-    "rms-norm": lambda d: nn.RMSNorm(d, elementwise_affine=False),
+    # Without eps torch takes the epsilon of the dtype, so a float64 run would be another function.
+    "rms-norm": lambda d: nn.RMSNorm(d, eps=torch.finfo(torch.float32).eps, elementwise_affine=False),
 }
 LINEAR = {"norm-like": ad.nn.NormLikeLinear, "affine-like": ad.nn.AffineLikeLinear}
 
@@ -34,7 +46,7 @@ def solo_net(trial: Trial, features: int, classes: int) -> nn.Sequential:
 
 
 def train_solo(trial: Trial, splits: Splits, steps: int) -> tuple[nn.Sequential, list[float]]:
-    net = solo_net(trial, splits.train.inputs.shape[1], splits.classes)
+    net = solo_net(trial, splits.train.inputs.shape[1], splits.classes).to(splits.train.inputs.dtype)
     optimizer = torch.optim.SGD(net.parameters(), lr=trial.learning_rate)
     losses: list[float] = []
     epoch = 0

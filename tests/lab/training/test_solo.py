@@ -1,0 +1,83 @@
+# A stacked trial is the same trial as plain modules, autograd and optim.SGD run it.
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from solo import train_solo
+
+from affine_divergence.lab.data import Part, Splits, load, make_splits
+from affine_divergence.lab.training._seeds import image_order
+from affine_divergence.lab.training._stack import Stack
+from affine_divergence.lab.trial import Activation, Method, Trial
+
+STEPS = 200
+# Where training is chaotic, rounding grows to order one whatever computes it: at 0.1 within 200 steps from 1e-16 to 2e-5
+# (norm-like, leaky-relu). Up to these rates and steps it does not.
+BELOW_CHAOS = ((0.01, 200), (0.03, 200), (0.1, 100))
+CALM = {"none": 0.1, "batch-norm": 0.03, "layer-norm": 0.03, "rms-norm": 0.03, "norm-like": 0.03, "affine-like": 1.0}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Splits:
+    return make_splits(load("digits"))
+
+
+def in_double(splits: Splits) -> Splits:
+    parts = {name: Part(getattr(splits, name).inputs.double(), getattr(splits, name).labels) for name in ("train", "validation", "test")}
+    return replace(splits, **parts)
+
+
+def trial(method: str, rate: float, activation: str, **fields: int) -> Trial:
+    shape = {"width": 16, "depth": 3, "batch_size": 32, "seed": 7, "steps": STEPS} | fields
+    return Trial(data="digits", method=method, activation=activation, learning_rate=rate, **shape)
+
+
+def trained(trials: list[Trial], splits: Splits, steps: int = STEPS) -> tuple[Stack, torch.Tensor]:
+    inputs, labels = splits.train.inputs, splits.train.labels
+    stack = Stack(trials, inputs.shape[1], splits.classes, inputs.dtype)
+    losses: list[torch.Tensor] = []
+    epoch = 0
+    while len(losses) < steps:
+        for batch in image_order(trials[0].seed, epoch, len(inputs)).split(trials[0].batch_size)[: steps - len(losses)]:
+            losses.append(stack.step(inputs[batch], labels[batch]))
+        epoch += 1
+    return stack, torch.stack(losses)
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_in_double_precision_every_method_and_rate_follows_its_solo_run_in_losses_and_predictions(activation: str, digits: Splits) -> None:
+    splits = in_double(digits)
+    trials = [trial(method, rate, activation) for method in get_args(Method) for rate, _ in BELOW_CHAOS]
+    stacks = {steps: trained(trials, splits, steps) for _, steps in BELOW_CHAOS}
+    for place, (one, steps) in enumerate(zip(trials, [steps for _, steps in BELOW_CHAOS] * len(get_args(Method)), strict=True)):
+        stack, losses = stacks[steps]
+        net, expected = train_solo(one, splits, steps)
+        torch.testing.assert_close(losses[:, place], torch.tensor(expected, dtype=torch.float64), rtol=1e-11, atol=0.0)
+        torch.testing.assert_close(stack.predict(splits.test.inputs)[place], net.eval()(splits.test.inputs).detach(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_in_single_precision_the_weights_after_200_steps_are_within_1e_5_of_the_solo_run(activation: str, digits: Splits) -> None:
+    trials = [trial(method, rate, activation) for method, rate in CALM.items()]
+    stack, _ = trained(trials, digits)
+    for place, one in enumerate(trials):
+        net, _ = train_solo(one, digits, STEPS)
+        linears = [module for module in net if getattr(module, "weight", None) is not None]
+        weights = [stack.wide_weights[place], *(weight[place] for weight in stack.weights)]
+        for layer, (linear, weight) in enumerate(zip(linears, weights, strict=True)):
+            for ours, solo in ((weight.mT, linear.weight), (stack.biases[layer][place, 0], linear.bias)):
+                assert (ours - solo).norm() <= 1e-5 * solo.norm(), one
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_batches_that_do_not_divide_the_images_and_a_last_batch_of_one_row_are_as_in_the_solo_run(method: str, digits: Splits) -> None:
+    splits = in_double(digits)
+    rows = 41  # 20, 20 and 1
+    splits = replace(splits, train=Part(splits.train.inputs[:rows], splits.train.labels[:rows]))
+    one = trial(method, 0.03, "tanh", batch_size=20)
+    _, losses = trained([one], splits, steps=12)
+    _, expected = train_solo(one, splits, 12)
+    torch.testing.assert_close(losses[:, 0], torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
