@@ -93,6 +93,8 @@ def learning_curves_figure(setting: Setting) -> str:
             axes.set_xlabel("epoch")
             axes.set_ylabel(label)
             axes.xaxis.get_major_locator().set_params(integer=True)
+        low, high = right.get_ylim()
+        right.set_ylim(max(low, 0.0), min(high, 102.0))  # a band of few seeds may reach beyond what an accuracy can be
         figure.legend(*left.get_legend_handles_labels(), loc="outside right upper")
         return _svg(figure)
 

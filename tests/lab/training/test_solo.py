@@ -59,9 +59,10 @@ def test_in_double_precision_every_method_and_rate_follows_its_solo_run_in_losse
         torch.testing.assert_close(stack.predict(splits.test.inputs)[place], net.eval()(splits.test.inputs).detach(), rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("activation", get_args(Activation))
-def test_in_single_precision_the_weights_after_200_steps_are_within_1e_5_of_the_solo_run(activation: str, digits: Splits) -> None:
-    trials = [trial(method, rate, activation) for method, rate in CALM.items()]
+def test_in_single_precision_the_weights_after_200_steps_are_within_1e_5_of_the_solo_run(digits: Splits) -> None:
+    # Tanh: with Leaky-ReLU a pre-activation within rounding of zero may take the other slope. torch's own float32 run then
+    # leaves its float64 run by up to 5 % within 200 steps (batch-norm, three seeds of three), so only float64 can be compared.
+    trials = [trial(method, rate, "tanh") for method, rate in CALM.items()]
     stack, _ = trained(trials, digits)
     for place, one in enumerate(trials):
         net, _ = train_solo(one, digits, STEPS)

@@ -1,0 +1,81 @@
+# Two-stage tuning, played through with accuracies that are functions of the learning rate.
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from makers import TUNED, grid
+
+from affine_divergence.lab.grid import Grid
+from affine_divergence.lab.trial import Trial
+from affine_divergence.lab.tuning import Choice, Ladder, plan
+
+
+def played(the_grid: Grid, accuracy: Callable[[Trial], float]) -> tuple[list[list[Trial]], dict[str, Choice]]:
+    # The rounds of trials asked for until nothing is missing, and each method's choice.
+    done: dict[Trial, float] = {}
+    rounds: list[list[Trial]] = []
+    while missing := plan(the_grid, done).missing:
+        assert not set(missing) & set(done)
+        rounds.append(missing)
+        done |= {trial: accuracy(trial) for trial in missing}
+        assert len(rounds) < 20
+    return rounds, {cell.method: choice for cell, choice in plan(the_grid, done).choices.items()}
+
+
+def peak(rate: float) -> Callable[[Trial], float]:
+    return lambda trial: 1.0 - abs(math.log(trial.learning_rate / rate))
+
+
+def test_the_coarse_round_takes_every_second_rate_with_one_seed_and_the_fine_one_the_neighbours_with_all() -> None:
+    rounds, choices = played(grid(TUNED), peak(0.09))
+    first, second, third = rounds
+    assert {(t.learning_rate, t.seed) for t in first} == {(0.01, 10), (0.1, 10), (1.0, 10)}
+    assert {(t.learning_rate, t.seed) for t in second} == {(r, s) for r in (0.03, 0.1, 0.3) for s in (10, 11, 12)} - {(0.1, 10)}
+    assert all(t.role == "tuning" for t in first + second)
+    assert {(t.learning_rate, t.seed, t.role) for t in third} == {(0.1, 0, "evaluation"), (0.1, 1, "evaluation")}
+    assert choices == {"none": Choice(0.1, False), "affine-like": Choice(0.1, False)}
+
+
+def test_each_method_gets_the_rate_that_is_best_for_it() -> None:
+    _, choices = played(grid(TUNED), lambda t: peak(0.03 if t.method == "none" else 0.3)(t))
+    assert {method: choice.learning_rate for method, choice in choices.items()} == {"none": 0.03, "affine-like": 0.3}
+
+
+def test_the_fine_round_goes_by_the_mean_over_its_seeds_not_by_the_first() -> None:
+    def accuracy(trial: Trial) -> float:
+        lucky = trial.seed == 10 and trial.learning_rate == 0.1
+        return 0.9 if lucky else {0.3: 0.6}.get(trial.learning_rate, 0.4)
+
+    _, choices = played(grid(TUNED), accuracy)
+    assert choices["none"].learning_rate == 0.3
+
+
+@pytest.mark.parametrize(("best", "at_edge"), [(10.0, False), (0.001, False), (1e6, True), (1e-9, True)])
+def test_rates_are_extended_beyond_an_end_and_flagged_where_that_does_not_bracket_the_best(best: float, at_edge: bool) -> None:
+    _, choices = played(grid(TUNED), peak(best))
+    assert choices["none"].at_edge is at_edge
+    assert not 0.01 <= choices["none"].learning_rate <= 1.0
+    if not at_edge:
+        assert choices["none"].learning_rate == pytest.approx(best)
+
+
+def test_the_smaller_of_two_equally_good_rates_is_taken() -> None:
+    _, choices = played(grid(TUNED), lambda t: 0.5 if t.learning_rate in (0.1, 0.3) else 0.1)
+    assert choices["none"].learning_rate == 0.1
+
+
+def test_evaluation_waits_until_every_cell_is_tuned() -> None:
+    def accuracy(trial: Trial) -> float:
+        return peak(0.1 if trial.method == "none" else 100.0)(trial)
+
+    rounds, _ = played(grid(TUNED), accuracy)
+    assert [{t.role for t in trials} for trials in rounds] == [{"tuning"}] * (len(rounds) - 1) + [{"evaluation"}]
+
+
+def test_a_ladder_goes_on_by_mirroring_its_ratios() -> None:
+    ladder = Ladder((0.1, 0.3, 1.0))
+    assert [ladder[i] for i in range(-2, 5)] == pytest.approx([0.01, 0.0333, 0.1, 0.3, 1.0, 3.33, 10.0])
+    with pytest.raises(IndexError):
+        ladder[5]
