@@ -85,8 +85,9 @@ def _publish(temporary: Path, folder: Path) -> None:
             pass
     # Damaged: out of the way under a name of its own, so that no reader meets half a folder.
     aside = _beside(folder)
+    aside.mkdir()
     try:
-        folder.rename(aside)
+        folder.rename(aside / "damaged")
         temporary.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import pytest
+from lab.data import sources
 
 from affine_divergence.lab.data import _cifar
-from lab.data import sources
 
 
 @pytest.fixture

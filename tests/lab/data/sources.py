@@ -5,7 +5,7 @@ import copyreg
 import io
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 TRAIN, TEST = 60, 20
 
 Split = tuple[np.ndarray, np.ndarray]  # images (n, 3, 32, 32) uint8, labels (n,)
@@ -67,7 +67,7 @@ def batches(root: Path, data: tuple[Split, Split], dump: Callable[[Any], bytes])
 
 class _Python2Pickler(pickle._Pickler):
     # Python 2 wrote every string as bytes, as the archive of CIFAR-10 has them.
-    dispatch = dict(pickle._Pickler.dispatch)
+    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)
 
     def save_bytes(self, value: bytes) -> None:
         n = len(value)

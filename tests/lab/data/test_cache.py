@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from lab.data import sources
 
 from affine_divergence.lab.data import _cache, _cifar, load
-from lab.data import sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,11 +194,11 @@ def test_the_loser_of_a_race_uses_the_winners_arrays(damaged: bool, source: Path
     assert isinstance(dataset.train_images, np.memmap)
 
 
-RACER = """
+RACER = f"""
 import sys, time
 from pathlib import Path
 from affine_divergence.lab.data import _cifar, load
-_cifar.EXPECTED = {"train": %d, "test": %d}
+_cifar.EXPECTED = {{"train": {sources.TRAIN}, "test": {sources.TEST}}}
 decode = _cifar.decode_source
 def meet(*arguments):
     arrays = decode(*arguments)
@@ -208,13 +208,15 @@ def meet(*arguments):
     return arrays
 _cifar.decode_source = meet
 print(load("cifar10", Path(sys.argv[1]), cache=Path(sys.argv[2])).digest)
-""" % (sources.TRAIN, sources.TEST)
+"""
 
 
 def test_two_processes_at_once_end_with_one_cache(source: Path, tmp_path: Path) -> None:
     cache, here, there = tmp_path / "cache", str(tmp_path / "here"), str(tmp_path / "there")
     racers = [
-        subprocess.Popen([sys.executable, "-c", RACER, str(source), str(cache), *meeting], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(source), str(cache), *meeting], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for meeting in ((here, there), (there, here))
     ]
     outputs = [racer.communicate(timeout=60) for racer in racers]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import pytest
+from lab.data import sources
 from PIL import Image
 
 from affine_divergence.lab.data import Dataset, load
 from affine_divergence.lab.errors import BadInputError
-from lab.data import sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ def test_the_name_must_say_whether_the_images_are_lossy(tmp_path: Path) -> None:
     lossy, exact = sources.parquet(tmp_path / "lossy", data, "JPEG"), sources.folders(tmp_path / "exact", data)
     raw = sources.batches(tmp_path / "raw", data, sources.python2)
     refused("cifar10", lossy, "lossy JPEG, which is called cifar10-jpeg, not cifar10; write --data cifar10-jpeg=", tmp_path / "cache")
-    refused("cifar10-jpeg", exact, r"lossless \(PNG\), which is called cifar10, not cifar10-jpeg; write --data cifar10=", tmp_path / "cache")
+    refused("cifar10-jpeg", exact, r"lossless \(PNG\), which is called cifar10, not .*; write --data cifar10=", tmp_path / "cache")
     refused("cifar10-jpeg", raw, r"lossless \(raw\), which is called cifar10, not cifar10-jpeg", tmp_path / "cache")
 
 
@@ -137,7 +137,7 @@ def test_a_path_without_a_source_is_named(tmp_path: Path) -> None:
     refused("cifar10", tmp_path / "empty", "wanted Hugging Face .*; found an empty folder", tmp_path)
     refused("cifar10", tmp_path / "other", "found notes.txt", tmp_path)
     refused("cifar10", tmp_path / "cifar.tar.gz", "a file; wanted the folder", tmp_path)
-    refused("cifar10", tmp_path / ("x" * 300), "", tmp_path)
+    refused("cifar10", tmp_path / ("x" * 300), "cannot read .*: File name too long", tmp_path)
 
 
 def test_two_sources_in_one_folder_are_not_chosen_between(tmp_path: Path) -> None:
@@ -202,14 +202,15 @@ def test_a_missing_split_is_named(table: Path, tmp_path: Path) -> None:
 def test_other_columns_are_listed(columns: dict[str, Any], found: str, table: Path, tmp_path: Path) -> None:
     file = table / "train-00000-of-00001.parquet"
     pl.DataFrame(columns).write_parquet(file)
-    refused("cifar10", table, rf"{file}: wanted columns img \(or image\) with bytes, and label \(integer\), found .*{found}", tmp_path / "cache")
+    wanted = r"wanted columns img \(or image\) with bytes, and label \(integer\)"
+    refused("cifar10", table, rf"{file}: {wanted}, found .*{found}", tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
     ("image", "message"),
     [
         (None, "the image is empty"),
-        (b"", "found bytes that begin with nothing"),
+        (b"", "wanted a PNG or JPEG image, found bytes that begin with nothing"),
         (b"GIF89a", "wanted a PNG or JPEG image, found bytes that begin with 47 49 46 38"),
         (sources.encode(np.zeros((3, 32, 32), np.uint8))[:60], "an image that cannot be decoded"),
         (sources.encode(np.zeros((3, 32, 32), np.uint8))[:20], "an image that cannot be decoded"),
@@ -222,7 +223,7 @@ def test_a_bad_image_is_named_by_file_and_row(image: bytes | None, message: str,
     refused("cifar10", table, f"{file}, row 7: {message}", tmp_path / "cache")
 
 
-@pytest.mark.parametrize(("label", "message"), [(10, "wanted a label from 0 to 9, found 10"), (-1, "found -1"), (None, "the label is empty")])
+@pytest.mark.parametrize(("label", "message"), [(10, "wanted a label from 0 to 9, found 10"), (-1, "found -1"), (None, "label is empty")])
 def test_a_bad_label_is_named_by_file_and_row(label: int | None, message: str, table: Path, tmp_path: Path) -> None:
     file = rewrite(table, {}, {3: label})
     refused("cifar10", table, f"{file}, row 3: .*{message}", tmp_path / "cache")

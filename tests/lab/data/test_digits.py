@@ -38,5 +38,5 @@ def test_the_test_part_is_the_same_for_ever() -> None:
 
 
 def test_a_path_is_refused() -> None:
-    with pytest.raises(BadInputError, match="digits is embedded and takes no path, .*somewhere came; write --data digits"):
+    with pytest.raises(BadInputError, match=r"digits is embedded and takes no path, .*somewhere came; write --data digits"):
         load("digits", Path("somewhere"))

@@ -21,11 +21,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _load(path: Path, cache: Path) -> Dataset:
-    # Exactly one of the two names is right for a copy, and the message about the other says which.
+    # The copy given may be lossy or not; only one of the names is right for it.
     try:
         return load("cifar10", path, cache=cache)
-    except BadInputError as error:
-        assert "write --data cifar10-jpeg=" in str(error)
+    except BadInputError:
         return load("cifar10-jpeg", path, cache=cache)
 
 
