@@ -36,7 +36,7 @@ def affine_like_linear(
     Returns:
         (…, d_out), in the dtype that `F.linear` returns. Norms are taken in float32 or wider. Mixed dtypes, which
         `F.linear` refuses outside autocast, are promoted. A row whose squared norm overflows that dtype (a norm above
-        1.8e19 in float32) comes out as 0.
+        1.8e19 in float32) comes out as 0, or as NaN where W x + b overflows too.
 
     Raises:
         TypeError: x, weight or bias is not a real floating-point tensor, or gain is not a number.
@@ -78,7 +78,8 @@ def norm_like_linear(
     Returns:
         (…, d_out), in the dtype that `F.linear` returns. Norms are taken in float32 or wider. Mixed dtypes, which
         `F.linear` refuses outside autocast, are promoted. A row whose squared norm overflows that dtype (a norm above
-        1.8e19 in float32) is treated as a zero row, and at ε = 0 so is one whose squared norm underflows (a norm below 1e-23).
+        1.8e19 in float32) is treated as a zero row (NaN where W x overflows too and there is no bias), and at ε = 0 so is
+        one whose squared norm underflows (a norm below 1e-23).
 
     Raises:
         TypeError: x, weight or bias is not a real floating-point tensor, or gain or eps is not a number.

@@ -71,10 +71,13 @@ class _ScaledLinear(torch.autograd.Function):
         if x.dtype == weight.dtype == t.dtype and (scale.scales_bias or bias is None):
             return F.linear(x, weight, bias).mul_(t)
         # Scaled first: in float16 W x overflows (x = 300, d = 512, W = 1) although z is 22.6.
-        z = F.linear((x * t).to(weight.dtype), weight)
+        x = (x * t).to(weight.dtype)
         if bias is None:
-            return z
-        return z.addcmul_(t, bias) if scale.scales_bias else z.add_(bias, alpha=scale.gain)
+            return F.linear(x, weight)
+        if not scale.scales_bias:
+            return F.linear(x, weight, scale.gain * bias)
+        # Not in place: vmap refuses that for a mapped bias alone, and it is slower here (20 ms against 12 at 4096 × 1024 bfloat16).
+        return torch.addcmul(F.linear(x, weight), t, bias).to(weight.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -106,10 +109,11 @@ def _gradients(
     x_grad = weight_grad = bias_grad = None
     if needed[0]:
         u = g @ weight
-        radial = (u * x).sum(-1, keepdim=True, dtype=t.dtype)
+        radial = (u.to(t.dtype) * x).sum(-1, keepdim=True)  # the product of two float16 overflows at 256 · 256
         if scale.scales_bias and bias is not None:
             radial = radial + (g @ bias).unsqueeze(-1)
-        x_grad = (t * torch.addcmul(u, x, -s.square() * radial)).to(x.dtype).reshape(shape)
+        # s·(s·radial), not s²·radial: at ε = 0 a row of norm 1e-20 has an s² beyond float32.
+        x_grad = (t * torch.addcmul(u, x, -s * (s * radial))).to(x.dtype).reshape(shape)
     if needed[1]:
         # The smaller factor is scaled. In 16 bits always x: t·g would flush to zero in float16.
         scales_x = x.shape[-1] <= g.shape[-1] or g.dtype != t.dtype
@@ -129,14 +133,14 @@ def _tangent(
     dbias: Tensor | None,
     scale: RowScale,
 ) -> Tensor:
-    # z = W(t x) + (t or c) b, differentiated term by term; ṫ = −t s² (x·ẋ).
+    # z = W(t x) + (t or c) b, differentiated term by term; ṫ = t r with r = −s² (x·ẋ).
     s, t = scale(x)
     dz = torch.zeros((*x.shape[:-1], weight.shape[0]), dtype=wide_dtype(weight.dtype), device=x.device)
     if dx is not None:
-        dt = -t * s.square() * (x * dx).sum(-1, keepdim=True, dtype=t.dtype)
-        dz = dz + F.linear((t * dx + dt * x).to(weight.dtype), weight)
+        r = -s * (s * (x.to(t.dtype) * dx).sum(-1, keepdim=True))
+        dz = dz + F.linear((t * torch.addcmul(dx, x, r)).to(weight.dtype), weight)
         if scale.scales_bias and bias is not None:
-            dz = dz + dt * bias
+            dz = dz + t * r * bias
     if dweight is not None:
         dz = dz + F.linear((t * x).to(weight.dtype), dweight)
     if dbias is not None:

@@ -1,0 +1,21 @@
+# Options and fixtures of the whole test run: one thread, and the real images where their folder is given.
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cifar10", metavar="PATH", help="the real CIFAR-10, in any form that can be read; skipped without")
+
+
+@pytest.fixture(scope="session")
+def cifar10(request: pytest.FixtureRequest) -> Path:
+    path = request.config.getoption("--cifar10")
+    if path is None:
+        pytest.skip("the real CIFAR-10 was not given: pytest --cifar10 PATH")
+    return Path(path)

@@ -1,0 +1,88 @@
+# First and second derivatives in both modes, by finite differences, away from zero and at a zero row.
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from maps import AFFINE_LIKE, NORM_LIKE, Map, every_map
+from oracles import close
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+# torch's own rules for forward mode are loaded through torch.jit.script, which torch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+# x/‖x‖ jumps at zero, so there is no finite difference to compare with there: test_zero_rows has its values.
+CASES = [(m, zero_row) for m in [*AFFINE_LIKE, *NORM_LIKE] for zero_row in (False, True) if not zero_row or m.options.get("eps") != 0.0]
+every_case = pytest.mark.parametrize(("map_", "zero_row"), CASES, ids=lambda v: str(v) if isinstance(v, Map) else "a-zero-row" if v else "")
+
+
+def _inputs(map_: Map, zero_row: bool) -> list[Tensor]:
+    x, *parameters = map_.tensors(3, 2, 3)
+    if zero_row:
+        x = x.detach().index_fill(0, torch.tensor([1]), 0.0).requires_grad_()
+    return [t for t in (x, *parameters) if t is not None]
+
+
+@every_case
+def test_first_derivatives_agree_with_finite_differences_in_both_modes(map_: Map, zero_row: bool) -> None:
+    inputs = _inputs(map_, zero_row)
+    assert gradcheck(map_, inputs, check_forward_ad=True, check_backward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+
+
+@every_case
+def test_second_derivatives_agree_with_finite_differences_reverse_and_forward_over_reverse(map_: Map, zero_row: bool) -> None:
+    inputs = _inputs(map_, zero_row)
+    eps = 1e-8 if zero_row and map_.kind == "norm-like" and "eps" not in map_.options else 1e-6  # x is to stay far below √ε = 3e-4
+    assert gradgradcheck(map_, inputs, eps=eps, check_fwd_over_rev=True, check_rev_over_rev=True, check_batched_grad=True)
+
+
+@every_map
+def test_derivatives_of_batches_and_of_one_row_agree_with_finite_differences(map_: Map) -> None:
+    for shape in ((), (2, 2)):
+        inputs = [t for t in map_.tensors(3, 2, *shape) if t is not None]
+        assert gradcheck(map_, inputs, check_forward_ad=True, check_batched_grad=True)
+
+
+@every_map
+@pytest.mark.parametrize("index", [0, 1, -1], ids=["x", "weight", "last"])
+def test_a_tangent_of_one_input_alone_is_carried_forward(map_: Map, index: int) -> None:
+    inputs = [t.detach() for t in map_.tensors(3, 2, 4) if t is not None]
+    tangent = torch.randn_like(inputs[index])
+
+    def of_one(function: Any) -> Tensor:
+        result: Tensor = torch.func.jvp(lambda t: function(*(t if i is inputs[index] else i for i in inputs)), (inputs[index],), (tangent,))[1]
+        return result
+
+    close(of_one(map_), of_one(map_.expected))
+
+
+@every_map
+def test_the_hessian_is_that_of_the_definition(map_: Map) -> None:
+    inputs = [t.detach() for t in map_.tensors(3, 2, 2) if t is not None]
+
+    def hessian(function: Any) -> Any:
+        return torch.func.hessian(lambda *tensors: function(*tensors).sin().sum(), argnums=tuple(range(len(inputs))))(*inputs)
+
+    for row, expected_row in zip(hessian(map_), hessian(map_.expected), strict=True):
+        for block, expected in zip(row, expected_row, strict=True):
+            close(block, expected, scale=1.0)
+
+
+@every_map
+def test_a_forward_tangent_of_a_gradient_needs_no_graph_of_it(map_: Map) -> None:
+    # Forward over reverse without create_graph: the statistics are then taken with gradients switched off.
+    x, weight, bias = (None if t is None else t.detach() for t in map_.tensors(3, 2, 4))
+    assert x is not None
+    x[1] = 0.0
+    direction = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1))
+    tangents = []
+    for create_graph in (False, True):
+        leaf = x.clone().requires_grad_()
+        with fwAD.dual_level():
+            z = map_(fwAD.make_dual(leaf, direction), weight, bias)
+            (gradient,) = torch.autograd.grad(z.square().sum(), leaf, create_graph=create_graph)
+            tangents.append(fwAD.unpack_dual(gradient).tangent.detach())
+    close(tangents[0], tangents[1])
