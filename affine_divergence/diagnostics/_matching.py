@@ -60,7 +60,7 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
     with _restored(model), torch.no_grad():
         _run(model, inputs, layers, lambda layer, x, out: corrected.add(layer, _self_term(layer, x.double())))
     with _restored(model), torch.no_grad():
-        _run(model, inputs, layers, lambda layer, x, out: _uncorrected(layer, x, plain))
+        _run(model, inputs, layers, lambda layer, x, out: _uncorrected(layer, x, out.dtype, plain))
     uncalled = len(layers) - len(corrected)
     if len(corrected) == 0:
         raise ValueError(f"none of the model's {uncalled} corrected layers was called on these inputs, with rows in them")
@@ -101,16 +101,18 @@ def _self_term(layer: AffineLikeLinear | NormLikeLinear, x: Tensor) -> Tensor:
     return layer.gain**2 * own
 
 
-def _uncorrected(layer: AffineLikeLinear | NormLikeLinear, x: Tensor, plain: _Means) -> Tensor:
+def _uncorrected(layer: AffineLikeLinear | NormLikeLinear, x: Tensor, dtype: torch.dtype, plain: _Means) -> Tensor:
+    # In the dtype of the corrected output: the layers that follow count on it.
     plain.add(layer, row_sqnorm(x.double()) + (0.0 if layer.bias is None else 1.0))
-    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+    return F.linear(x.to(dtype), layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype))
 
 
 def _run(model: torch.nn.Module, inputs: Any, layers: list[Any], at_call: Callable[[Any, Tensor, Tensor], Tensor | None]) -> None:
     def hook(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         return at_call(layer, args[0] if args else kwargs["input"], output)
 
-    handles = [layer.register_forward_hook(hook, with_kwargs=True) for layer in layers]
+    # Before the model's own hooks: they then work on the plain output as they do on the corrected one.
+    handles = [layer.register_forward_hook(hook, with_kwargs=True, prepend=True) for layer in layers]
     try:
         if isinstance(inputs, Mapping):
             model(**inputs)
@@ -125,13 +127,18 @@ def _run(model: torch.nn.Module, inputs: Any, layers: list[Any], at_call: Callab
 
 @contextmanager
 def _restored(model: torch.nn.Module) -> Iterator[None]:
-    # A forward in training mode moves running statistics and draws dropout masks.
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # A forward in training mode moves running statistics, in place or by a new tensor under the old name, and draws dropout masks.
+    named = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
+            for current, before in named:
+                current.clear()
+                current.update(before)
             with torch.no_grad():
-                for buffer, saved in buffers:
-                    buffer.copy_(saved)
+                for buffer, saved in values:
+                    if not torch.equal(buffer, saved):  # a buffer that is an expanded view can be read, not written
+                        buffer.copy_(saved)
