@@ -38,7 +38,9 @@ def to_frame(records: Sequence[Record], study: str, grid_text: str) -> polars.Da
 def from_frame(frame: polars.DataFrame) -> tuple[str, list[Record]]:
     """The grid file's text and the records of a table made by `to_frame`."""
     texts = frame["grid"].unique().to_list()
-    if len(texts) != 1:
+    if not texts:
+        raise BadInputError("the table holds no trials")
+    if len(texts) > 1:
         raise BadInputError(f"the table holds the trials of {len(texts)} grid files; a report is about one")
     return texts[0], [_record(row) for row in frame.iter_rows(named=True)]
 

@@ -1,0 +1,76 @@
+# The report: what it says, that it stands alone, and that it is made again from its own table.
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from makers import TINY, grid, record
+
+from affine_divergence.lab.errors import BadInputError
+from affine_divergence.lab.frame import from_frame, read_parquet
+from affine_divergence.lab.report import write_report
+from affine_divergence.lab.store import Record
+from affine_divergence.lab.tuning import plan
+
+
+def records(text: str = TINY) -> list[Record]:
+    return [record(one, 0.5 + one.learning_rate / 2 + 0.01 * one.seed) for one in plan(grid(text), {}).missing]
+
+
+def test_the_page_is_made_again_from_its_table_byte_for_byte(tmp_path: Path) -> None:
+    page, _ = write_report(records(), TINY, tmp_path / "first")
+    text, back = from_frame(read_parquet(tmp_path / "first" / "trials.parquet"))
+    again, _ = write_report(back, text, tmp_path / "second")
+    assert again.read_bytes() == page.read_bytes()
+    assert sorted(p.name for p in (tmp_path / "first" / "figures").iterdir()) == [
+        f"{kind}-2x8-tanh-b32-e2.svg" for kind in ("accuracy", "learning-curves", "learning-rates")
+    ]
+
+
+def test_the_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:
+    page, _ = write_report(records(), TINY, tmp_path)
+    text = page.read_text()
+    assert re.findall(r"""(?:src|href)=["'](?!data:)|@import|url\(|<script|<link""", text) == []
+
+
+def test_the_figures_are_well_formed_and_show_every_method(tmp_path: Path) -> None:
+    write_report(records(), TINY, tmp_path)
+    for figure in (tmp_path / "figures").iterdir():
+        ET.fromstring(figure.read_text())
+        colours = {"#000000", "#0072b2"}  # none, affine-like
+        assert colours <= set(re.findall(r"stroke: (#\w+)", figure.read_text().lower())) | {"#000000"}, figure.name
+
+
+def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
+    page, _ = write_report(records(), TINY, tmp_path)
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.read_text()))
+    assert "affine-like 0.3* 3 66.00 [63.52, 68.48] 0/3" in text
+    assert "Not finished" not in text
+    assert "12 done" in text
+
+
+def test_flags_name_what_diverged_and_what_is_missing(tmp_path: Path) -> None:
+    some = records()[:-1]
+    at = next(i for i, r in enumerate(some) if r.trial.method == "affine-like" and r.trial.learning_rate == 0.3)
+    some[at] = record(some[at].trial, 0.6, status="diverged")
+    page, _ = write_report(some, TINY, tmp_path)
+    assert "1 of 2 runs diverged and count as chance" in page.read_text()
+    assert "Not finished: 1 trials" in page.read_text()
+
+
+def test_text_of_the_grid_file_is_shown_as_text(tmp_path: Path) -> None:
+    evil = TINY + "# <script>alert(1)</script>\n"
+    page, _ = write_report(records(), evil, tmp_path)
+    assert "<script>" not in page.read_text()
+    assert "&lt;script&gt;" in page.read_text()
+
+
+def test_nothing_to_report_and_nowhere_to_write_are_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="nothing to report yet"):
+        write_report([], TINY, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError, match="cannot write the report"):
+        write_report(records(), TINY, tmp_path / "file")

@@ -1,0 +1,53 @@
+# The table of trials holds everything and gives it back.
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import polars
+import pytest
+from makers import TINY, record, trial
+
+from affine_divergence.lab.errors import BadInputError
+from affine_divergence.lab.frame import from_frame, read_parquet, to_frame
+from affine_divergence.lab.outcome import Outcome
+from affine_divergence.lab.store import Record
+
+
+def test_records_survive_parquet_whole(tmp_path: Path) -> None:
+    failed = Record(trial(seed=8), Outcome(status="failed", reason="why"), record(trial()).provenance)
+    records = [record(trial(seed=s)) for s in range(3)] + [record(trial(role="tuning", epochs=None, steps=7)), failed]
+    to_frame(records, "tiny", TINY).write_parquet(tmp_path / "t.parquet")
+    text, back = from_frame(read_parquet(tmp_path / "t.parquet"))
+    assert text == TINY
+    # A trial that failed has no curves: empty in the table as in the record.
+    assert back == records
+
+
+def test_nan_and_infinite_losses_are_not_lost_in_parquet(tmp_path: Path) -> None:
+    to_frame([record(trial(), final_loss=math.nan, loss_curve=[math.inf, math.nan])], "tiny", TINY).write_parquet(tmp_path / "t.parquet")
+    _, (back,) = from_frame(read_parquet(tmp_path / "t.parquet"))
+    assert str((back.outcome.final_loss, back.outcome.loss_curve)) == "(nan, [inf, nan])"
+
+
+def test_the_grid_files_fields_are_columns_under_their_own_names() -> None:
+    frame = to_frame([record(trial())], "tiny", TINY)
+    fixed = {"study", "data", "method", "width", "depth", "activation", "batch_size", "learning_rate", "seed", "epochs", "steps"}
+    assert fixed | {"key", "status", "validation_accuracy", "test_accuracy", "final_loss"} <= set(frame.columns)
+    assert frame["key"].item() == trial().key
+
+
+def test_what_is_not_a_table_of_trials_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"cannot read .*none\.parquet"):
+        read_parquet(tmp_path / "none.parquet")
+    (tmp_path / "text.parquet").write_text("PAR1 not really")
+    with pytest.raises(BadInputError, match=r"cannot read .*text\.parquet as Parquet"):
+        read_parquet(tmp_path / "text.parquet")
+    polars.DataFrame({"key": ["a"]}).write_parquet(tmp_path / "other.parquet")
+    with pytest.raises(BadInputError, match="lacks accuracy_curve, activation"):
+        read_parquet(tmp_path / "other.parquet")
+    two = polars.concat([to_frame([record(trial())], "tiny", TINY), to_frame([record(trial())], "tiny", TINY + "# more")])
+    with pytest.raises(BadInputError, match="2 grid files"):
+        from_frame(two)
+    with pytest.raises(BadInputError, match="no trials"):
+        from_frame(two.clear())
