@@ -61,9 +61,12 @@ def test_a_second_load_decodes_nothing_and_maps_the_same_arrays(source: Path, tm
     ]
 
 
-def test_other_bytes_at_the_same_path_are_decoded(source: Path, tmp_path: Path, decoded: list[str]) -> None:
+@pytest.mark.parametrize("changed", [0, 1])
+def test_other_bytes_in_one_split_are_decoded(changed: int, source: Path, tmp_path: Path, decoded: list[str]) -> None:
     one = load("cifar10", source, cache=tmp_path / "cache")
-    sources.parquet(source, sources.splits(seed=1))
+    data = list(sources.splits())
+    data[changed] = sources.splits(seed=1)[changed]
+    sources.parquet(source, (data[0], data[1]))
     two = load("cifar10", source, cache=tmp_path / "cache")
     assert len(decoded) == 2
     assert one.digest != two.digest

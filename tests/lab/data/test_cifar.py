@@ -5,6 +5,8 @@ import hashlib
 import io
 import os
 import pickle
+import struct
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,6 +164,13 @@ def test_any_other_count_is_truncated_or_wrong(split: str, change: int, tmp_path
 # Parquet
 
 
+def png_of_size(side: int) -> bytes:
+    """A PNG whose header claims side × side pixels, and nothing behind it."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)), (b"IDAT", b""), (b"IEND", b"")]
+    packed = [struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     return sources.parquet(tmp_path / "source", sources.splits())
@@ -213,8 +222,10 @@ def test_other_columns_are_listed(columns: dict[str, Any], found: str, table: Pa
         (b"", "wanted a PNG or JPEG image, found bytes that begin with nothing"),
         (b"GIF89a", "wanted a PNG or JPEG image, found bytes that begin with 47 49 46 38"),
         (sources.encode(np.zeros((3, 32, 32), np.uint8))[:60], "an image that cannot be decoded"),
+        (png_of_size(60_000), "an image that cannot be decoded .*decompression bomb"),
         (sources.encode(np.zeros((3, 32, 32), np.uint8))[:20], "an image that cannot be decoded"),
         (sources.encode(np.zeros((3, 28, 32), np.uint8)), "wanted an image of 32×32 RGB, found 32×28 RGB"),
+        (sources.encode(np.zeros((3, 32, 28), np.uint8)), "wanted an image of 32×32 RGB, found 28×32 RGB"),
         (sources.encode(np.zeros((4, 32, 32), np.uint8)), "wanted an image of 32×32 RGB, found 32×32 RGBA"),
     ],
 )
