@@ -30,7 +30,7 @@ def scores(folder: Path) -> dict[str, tuple[object, ...]]:
 
 def test_a_tuned_study_runs_to_its_end_with_the_same_result_in_one_process_or_two_and_is_not_run_again(tmp_path: Path) -> None:
     shown = run(TUNED, tmp_path / "two", workers=2)
-    assert [now for now in shown if now[1] == 0][0] == ("tuning", 0, 6)
+    assert shown[0] == ("tuning", 0, 6)
     assert shown[-1] == ("evaluation", 4, 4)
     run(TUNED, tmp_path / "one")
     assert scores(tmp_path / "one") == scores(tmp_path / "two")
@@ -70,9 +70,7 @@ def test_a_store_of_another_study_or_of_other_images_is_refused_and_left_alone(t
         assert (store.get("study"), store.get("grid")) == ("tiny", TINY)
 
 
-def test_a_trial_that_fails_is_kept_with_its_reason_the_others_go_on_and_it_is_tried_again(
-    tmp_path: Path,
-) -> None:
+def test_a_trial_that_fails_is_kept_with_its_reason_the_others_go_on_and_it_is_tried_again(tmp_path: Path) -> None:
     too_wide = TINY.replace("[8]", "[8, 100000000]")  # asks for more memory than there is
     for _ in range(2):
         with pytest.raises(StudyFailedError, match=r"12 trials failed, the first with: RuntimeError: .*memory"):
@@ -89,5 +87,5 @@ def test_no_stack_is_larger_than_the_limit_and_none_mixes_what_cannot_be_shared(
     monkeypatch.setattr(study, "MAX_STACK", 4)
     trials = [trial(seed=s, learning_rate=0.1 * (r + 1)) for s in range(2) for r in range(9)]
     parts = study.stacks(trials)
-    assert sorted((t.key for part in parts for t in part)) == sorted(t.key for t in trials)
+    assert sorted(t.key for part in parts for t in part) == sorted(t.key for t in trials)
     assert all(len(part) <= 4 and len({t.shared for t in part}) == 1 for part in parts)

@@ -1,6 +1,8 @@
 # The slow, obvious way to run a trial: torch's own modules, autograd and optim.SGD in a hand-written loop.
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -8,7 +10,6 @@ import affine_divergence as ad
 from affine_divergence.lab.data import Splits
 from affine_divergence.lab.training._seeds import image_order, initial_weight
 from affine_divergence.lab.trial import Trial
-
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -32,7 +33,7 @@ LINEAR = {"norm-like": ad.nn.NormLikeLinear, "affine-like": ad.nn.AffineLikeLine
 def solo_net(trial: Trial, features: int, classes: int) -> nn.Sequential:
     sizes = [features, *[trial.width] * trial.depth, classes]
     layers: list[nn.Module] = []
-    for layer, (n_in, n_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for layer, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
         if layer:
             layers.append(nn.Tanh() if trial.activation == "tanh" else nn.LeakyReLU(0.01))
         if trial.method in NORMS:

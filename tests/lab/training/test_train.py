@@ -87,7 +87,7 @@ def test_outcomes_are_in_the_order_of_the_trials(digits: Splits) -> None:
 
 @pytest.mark.parametrize("method", ["none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like"])
 def test_with_one_thread_a_trial_beside_other_methods_is_bit_for_bit_the_trial_alone(method: str, digits: Splits) -> None:
-    # The first layer's product has the width of a method's replicas, so only with one rate a method are the shapes those of the trial alone.
+    # The first layer's product is as wide as a method has replicas: with one rate a method the shapes are those of the trial alone.
     one = trial(method=method)
     others = [trial(method=m) for m in ("none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like") if m != method]
     together, alone = train([one, *others], digits)[0], train([one], digits)[0]
