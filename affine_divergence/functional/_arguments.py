@@ -57,6 +57,6 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         hint = "; a learnable one would not get its gradient: multiply the output by it instead" if isinstance(value, torch.Tensor) else ""
         raise TypeError(f"{name} must be a number, got {type(value).__name__}{hint}")
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:  # not math.isfinite: it breaks the graph where torch.compile has made the number dynamic
         raise ValueError(f"{name} must be finite, got {value!r}")
     return float(value)

@@ -14,4 +14,6 @@ if TYPE_CHECKING:
 def l2_norm(x: Float[Tensor, "*rows d"], eps: float | None = None) -> Float[Tensor, "*rows d"]:
     """x/√(‖x‖² + ε) over the last dimension, in the dtype of x; ε as in `norm_like_linear`."""
     check_floating("x", x)
+    if x.dim() == 0:
+        raise ValueError("x must have the shape (…, d), got (); a single number has no direction")
     return (x * inverse_norm(x, check_eps(eps))).to(x.dtype)

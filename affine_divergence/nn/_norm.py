@@ -26,7 +26,7 @@ class L2Norm(torch.nn.Module):
 
     Raises:
         TypeError: the input is not a real floating-point tensor.
-        ValueError: eps is negative or not finite.
+        ValueError: eps is negative or not finite, or the input has no dimension.
 
     >>> L2Norm(eps=0.0)(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 
 # x/‖x‖ jumps at zero, so there is no finite difference to compare with there: test_zero_rows has its values.
 CASES = [(m, zero_row) for m in [*AFFINE_LIKE, *NORM_LIKE] for zero_row in (False, True) if not zero_row or m.options.get("eps") != 0.0]
-every_case = pytest.mark.parametrize(("map_", "zero_row"), CASES, ids=lambda v: str(v) if isinstance(v, Map) else "a-zero-row" if v else "")
+every_case = pytest.mark.parametrize(("map_", "zero_row"), CASES, ids=[f"{m}-a-zero-row" if zero_row else str(m) for m, zero_row in CASES])
 
 
 def _inputs(map_: Map, zero_row: bool) -> list[Tensor]:
@@ -53,7 +53,10 @@ def test_a_tangent_of_one_input_alone_is_carried_forward(map_: Map, index: int) 
     tangent = torch.randn_like(inputs[index])
 
     def of_one(function: Any) -> Tensor:
-        result: Tensor = torch.func.jvp(lambda t: function(*(t if i is inputs[index] else i for i in inputs)), (inputs[index],), (tangent,))[1]
+        def varied(t: Tensor) -> Any:
+            return function(*(t if i is inputs[index] else i for i in inputs))
+
+        result: Tensor = torch.func.jvp(varied, (inputs[index],), (tangent,))[1]
         return result
 
     close(of_one(map_), of_one(map_.expected))
