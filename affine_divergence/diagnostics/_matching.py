@@ -44,7 +44,8 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
 
     >>> import torch
     >>> from affine_divergence.nn import AffineLikeLinear
-    >>> matching_lr(AffineLikeLinear(2, 5), torch.tensor([[2.0, 2.0], [1.0, 0.0]]), lr=0.1)  # 0.1 · ((8 + 1) + (1 + 1))/2
+    >>> inputs = torch.tensor([[2.0, 2.0], [1.0, 0.0]])
+    >>> round(matching_lr(AffineLikeLinear(2, 5), inputs, lr=0.1), 6)  # 0.1 · ((8 + 1) + (1 + 1))/2
     0.55
     """
     if not isinstance(model, torch.nn.Module):
@@ -64,9 +65,10 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
     uncalled = len(layers) - len(corrected)
     if len(corrected) == 0:
         raise ValueError(f"none of the model's {uncalled} corrected layers was called on these inputs, with rows in them")
-    ratio = plain.mean() / corrected.mean()
+    wanted, given = plain.mean(), corrected.mean()
+    ratio = wanted / given if given else float("nan")
     if not 0.0 < ratio < float("inf"):
-        means = f"{plain.mean():g} (plain) and {corrected.mean():g} (corrected)"
+        means = f"{wanted:g} (plain) and {given:g} (corrected)"
         raise ValueError(f"no rate matches: the mean multipliers of these inputs are {means}; look for zero, infinite or NaN rows")
     return lr * ratio
 

@@ -88,9 +88,9 @@ def norm_like_linear(
     Source: G. Bird, The Affine Divergence, arXiv 2512.22247.
 
     >>> import torch
-    >>> x, weight, bias = torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 3.0]]), torch.tensor([1.0])
-    >>> norm_like_linear(x, weight, bias)  # (3 + 12)/5 + 1
-    tensor([[4.0000]])
+    >>> x, weight, bias = torch.ones(1, 4), torch.tensor([[1.0, 3.0, 2.0, 0.0]]), torch.tensor([1.0])
+    >>> norm_like_linear(x, weight, bias)  # (1 + 3 + 2)/√4 + 1
+    tensor([[4.]])
     """
     check_linear(x, weight, bias)
     return scaled_linear(x, weight, bias, RowScale(check_gain(gain), offset=check_eps(eps), scales_bias=False))

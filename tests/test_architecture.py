@@ -1,0 +1,155 @@
+# The package's shape: which part may import which, what a file is called, what it says first, what loads when.
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import affine_divergence
+
+ROOT = Path(affine_divergence.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+NAMES = [str(path.relative_to(ROOT)) for path in FILES]
+every_file = pytest.mark.parametrize("path", FILES, ids=NAMES)
+
+# A part may import itself and the parts of lower rank; parts of one rank do not know each other.
+RANK = {"functional": 0, "gradient": 1, "kernels": 1, "nn": 2, "surgery": 3, "diagnostics": 3, "lab": 4, "cli": 5, "integrations": 6}
+CORE = {part for part, rank in RANK.items() if rank < RANK["lab"]}
+
+
+def _part(path: Path) -> str | None:
+    parts = path.relative_to(ROOT).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def _imported(path: Path, *, type_checking: bool) -> Iterator[str]:
+    """The absolute names of all modules that a file imports, anywhere in it."""
+    package = ("affine_divergence", *path.relative_to(ROOT).parts[:-1])
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped: set[ast.AST] = set()
+    if not type_checking:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+                skipped.update(n for statement in node.body for n in ast.walk(statement))
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+@every_file
+def test_a_part_imports_only_parts_below_it(path: Path) -> None:
+    part = _part(path)
+    if part is None:
+        assert path.name == "__init__.py", f"{path.name} belongs to no part"
+        return
+    assert part in RANK, f"{part} has no place in the order of imports"
+    for name in _imported(path, type_checking=True):
+        if not name.startswith("affine_divergence"):
+            continue
+        other = name.split(".")[1] if "." in name else None
+        if other in RANK:
+            assert other == part or RANK[other] < RANK[part], f"{part} must not import {other}: {name}"
+        else:
+            assert part not in CORE, f"{part} must not import the top package, which is above it: {name}"
+
+
+@every_file
+def test_the_core_needs_torch_and_numpy_alone(path: Path) -> None:
+    if _part(path) in CORE or _part(path) is None:
+        needed = {name.split(".")[0] for name in _imported(path, type_checking=False)}
+        assert needed <= {*sys.stdlib_module_names, "torch", "numpy", "affine_divergence"}
+
+
+def test_the_top_package_imports_nothing_of_its_own_at_import() -> None:
+    assert {name.split(".")[0] for name in _imported(ROOT / "__init__.py", type_checking=False)} <= sys.stdlib_module_names
+
+
+def test_importing_the_package_imports_no_torch_and_no_numpy() -> None:
+    code = "import sys, affine_divergence; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_each_lazy_name_resolves_in_a_fresh_process_whatever_comes_first() -> None:
+    for name in affine_divergence.__all__:
+        code = f"import affine_divergence as ad; assert ad.{name} is ad.{name}; assert {name!r} in dir(ad)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_lazy_names_are_the_objects_of_their_modules() -> None:
+    from affine_divergence import diagnostics, functional, nn
+
+    assert affine_divergence.functional is functional
+    assert affine_divergence.nn is nn
+    assert affine_divergence.matching_lr is diagnostics.matching_lr
+    assert set(affine_divergence.__all__) <= set(dir(affine_divergence))
+
+
+def test_an_unknown_name_is_an_attribute_error_that_says_which() -> None:
+    with pytest.raises(AttributeError, match="module 'affine_divergence' has no attribute 'afine_like_linear'"):
+        affine_divergence.afine_like_linear  # noqa: B018
+    assert not hasattr(affine_divergence, "__wrapped__")
+
+
+@every_file
+def test_no_file_is_named_for_what_it_might_hold(path: Path) -> None:
+    for name in path.relative_to(ROOT).with_suffix("").parts:
+        assert name.strip("_") not in {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+@every_file
+def test_the_first_line_says_what_lives_there(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    text = first.removeprefix("#").strip('" ')
+    assert first.startswith(("# ", '"""')), f"{first!r} is neither a comment nor a docstring"
+    assert len(text.split()) >= 3, f"{first!r} says little"
+
+
+def _public() -> Iterator[tuple[str, object]]:
+    """Every name that an __init__ exports, by `X as X` or in __all__."""
+    for path in FILES:
+        if path.name != "__init__.py":
+            continue
+        module = importlib.import_module(".".join(["affine_divergence", *path.parent.relative_to(ROOT).parts]))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        aliases = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+        exported = {alias.name for alias in aliases if alias.name == alias.asname} | set(getattr(module, "__all__", ()))
+        yield from ((f"{module.__name__}.{name}", getattr(module, name)) for name in sorted(exported))
+
+
+def test_every_public_class_and_function_has_a_docstring_of_its_own() -> None:
+    public = dict(_public())
+    assert "affine_divergence.nn.L2Norm" in public
+    lacking = []
+    for name, value in public.items():
+        if inspect.isclass(value) or inspect.isfunction(value):
+            inherited = any(value.__doc__ is base.__doc__ for base in value.__mro__[1:]) if inspect.isclass(value) else False
+            if not value.__doc__ or inherited:
+                lacking.append(name)
+    assert lacking == []
+
+
+def test_the_parts_of_the_core_export_what_they_promise() -> None:
+    public = set(dict(_public()))
+    promised = {
+        "functional.affine_like_linear",
+        "functional.norm_like_linear",
+        "nn.AffineLikeLinear",
+        "nn.NormLikeLinear",
+        "nn.L2Norm",
+        "diagnostics.matching_lr",
+        "matching_lr",
+    }
+    assert {f"affine_divergence.{name}" for name in promised} <= public
