@@ -92,6 +92,6 @@ class _ArraysOnly(pickle.Unpickler):
 
 def _latin1(text: str, encoding: str) -> bytes:
     # How protocols below 3 spell bytes; other codecs have no business here.
-    if encoding not in ("latin1", b"latin1"):
+    if encoding != "latin1":
         raise _RefusedError(f"_codecs.encode to {encoding!r}")
     return text.encode("latin1")

@@ -206,6 +206,7 @@ def test_a_missing_split_is_named(table: Path, tmp_path: Path) -> None:
         ({"img": [{"bytes": b"x", "path": "p"}], "label": ["cat"]}, "label: String"),
         ({"img": [{"bytes": b"x", "path": "p"}], "fine_label": [1]}, "fine_label: Int64"),
         ({"img": [{"path": "p"}], "label": [1]}, "img: Struct"),
+        ({"img": [{"bytes": "text", "path": "p"}], "label": [1]}, "img: Struct"),
     ],
 )
 def test_other_columns_are_listed(columns: dict[str, Any], found: str, table: Path, tmp_path: Path) -> None:
