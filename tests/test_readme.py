@@ -16,7 +16,7 @@ def test_the_example_runs_and_its_model_learns_faster_than_at_the_plain_rate() -
     def loss(source: str) -> float:
         names: dict[str, Any] = {}
         exec(source, names)
-        return float(torch.nn.functional.mse_loss(names["model"](names["x"]), names["target"]))
+        return float(torch.nn.functional.mse_loss(names["model"](names["x"]), names["target"]).detach())
 
     untrained, trained = loss(code.replace("range(100)", "range(0)")), loss(code)
     unmatched = loss(code.replace("lr=lr)", "lr=0.01)"))
