@@ -107,20 +107,24 @@ def _gradients(
     shape, x, g = x.shape, _as_matrix(x.contiguous()), _as_matrix(g)
     s, t = scale(x)
     x_grad = weight_grad = bias_grad = None
+    if needed[2]:
+        bias_grad = (t.mT @ g.to(t.dtype)).squeeze(0) if scale.scales_bias else scale.gain * g.sum(0)
+        bias_grad = bias_grad.to(g.dtype)
+    # g is scaled once for all where it is the smaller factor: a temporary less. Not in float16, where t·g would flush to zero,
+    # and not at ε = 0, where t is unbounded.
+    scales_g = g.dtype == t.dtype and g.shape[-1] <= x.shape[-1] and scale.offset > 0.0
+    if scales_g:
+        g = t * g
+    if needed[1]:
+        weight_grad = g.mT @ (x if scales_g else (t * x).to(g.dtype))
     if needed[0]:
         u = g @ weight
         radial = (u.to(t.dtype) * x).sum(-1, keepdim=True)  # the product of two float16 overflows at 256 · 256
         if scale.scales_bias and bias is not None:
             radial = radial + (g @ bias).unsqueeze(-1)
         # s·(s·radial), not s²·radial: at ε = 0 a row of norm 1e-20 has an s² beyond float32.
-        x_grad = (t * torch.addcmul(u, x, -s * (s * radial))).to(x.dtype).reshape(shape)
-    if needed[1]:
-        # The smaller factor is scaled. In 16 bits always x: t·g would flush to zero in float16.
-        scales_x = x.shape[-1] <= g.shape[-1] or g.dtype != t.dtype
-        weight_grad = g.mT @ (t * x).to(g.dtype) if scales_x else (t * g).mT @ x
-    if needed[2]:
-        bias_grad = (t.mT @ g.to(t.dtype)).squeeze(0) if scale.scales_bias else scale.gain * g.sum(0)
-        bias_grad = bias_grad.to(g.dtype)
+        x_grad = torch.addcmul(u, x, -s * (s * radial))
+        x_grad = (x_grad if scales_g else t * x_grad).to(x.dtype).reshape(shape)
     return x_grad, weight_grad, bias_grad
 
 

@@ -20,6 +20,7 @@ class Line:
 
 
 def lines(setting: Setting) -> list[Line]:
+    """The setting's table, a line a method, its cells under HEADERS."""
     return [Line(row.cell.method, _cells(row), _flags(row)) for row in setting.rows]
 
 
