@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib
 import inspect
 import subprocess
@@ -138,6 +139,14 @@ def test_every_public_class_and_function_has_a_docstring_of_its_own() -> None:
             inherited = any(value.__doc__ is base.__doc__ for base in value.__mro__[1:]) if inspect.isclass(value) else False
             if not value.__doc__ or inherited:
                 lacking.append(name)
+    assert lacking == []
+
+
+def test_every_public_name_of_the_core_has_a_doctest_with_a_result() -> None:
+    core = {name: value for name, value in _public() if name.split(".")[1] in CORE and not inspect.ismodule(value)}
+    assert "affine_divergence.functional.affine_like_linear" in core
+    parser = doctest.DocTestParser()
+    lacking = [name for name, value in core.items() if not any(example.want for example in parser.get_examples(value.__doc__ or ""))]
     assert lacking == []
 
 

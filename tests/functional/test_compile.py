@@ -44,6 +44,47 @@ def test_narrow_dtypes_are_those_of_eager_mode(map_: Map, dtype: torch.dtype) ->
 
 
 @every_kind
+def test_in_float16_neither_squares_nor_products_overflow_in_the_compiled_map(map_: Map) -> None:
+    compiled = _compiled(map_)
+    squares = compiled(torch.full((1, 8), 100.0).half(), torch.ones(3, 8).half(), torch.zeros(3).half() if map_.bias else None)
+    close(squares, torch.full((1, 3), 8**0.5, dtype=torch.float64))
+    products = compiled(torch.full((1, 512), 300.0).half(), torch.ones(3, 512).half(), torch.zeros(3).half() if map_.bias else None)
+    close(products, torch.full((1, 3), 512**0.5, dtype=torch.float64))
+
+
+@every_kind
+def test_in_float16_small_gradients_are_not_flushed_to_zero_by_the_compiled_map(map_: Map) -> None:
+    x, weight, bias = map_.tensors(16, 4, 4, dtype=torch.float16)
+    x = (250 * x.detach()).requires_grad_()
+    z, expected = _compiled(map_)(x, weight, bias), map_.expected(x, weight, bias)
+    upstream = torch.full_like(z, 1e-5)
+    (actual,), (wanted,) = (gradients(f, upstream.to(f.dtype), weight) for f in (z, expected))
+    close(actual, wanted, tolerance=TOLERANCE[torch.float16], scale=wanted.abs().max().item() + 2.0**-24 / TOLERANCE[torch.float16])
+
+
+@pytest.mark.parametrize("map_", [m for m in PLAIN if m.bias], ids=str)
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)], ids=str)
+def test_mixed_dtypes_are_those_of_eager_mode(map_: Map, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    x, weight, bias = map_.tensors(5, 4, 6, dtype=dtypes[1])
+    _agree(_compiled(map_), map_, x.detach().to(dtypes[0]).requires_grad_(), weight, bias, tolerance=2 * TOLERANCE[torch.bfloat16])
+
+
+@every_kind
+@pytest.mark.parametrize("shape", [(), (2, 3), (0,), (2, 0)], ids=str)
+def test_one_row_batches_and_no_rows_are_those_of_eager_mode(map_: Map, shape: tuple[int, ...]) -> None:
+    _agree(_compiled(map_), map_, *map_.tensors(5, 4, *shape))
+
+
+@every_kind
+def test_strided_inputs_and_expanded_upstream_gradients_give_those_of_the_definition(map_: Map) -> None:
+    x, weight, bias = map_.tensors(10, 5, 6)
+    compiled = torch.compile(lambda x, w, b: map_(x[:, ::2], w[:, 1::2], b).sum(), fullgraph=True, backend="aot_eager")
+    sums = compiled(x, weight, bias), map_.expected(x[:, ::2], weight[:, 1::2], bias).sum()
+    for actual, wanted in zip(*(gradients(f, torch.ones_like(f), x, weight, bias) for f in sums), strict=True):
+        close(actual, wanted)
+
+
+@every_kind
 def test_autocast_is_that_of_eager_mode(map_: Map) -> None:
     compiled = _compiled(map_)
     tensors = map_.tensors(5, 4, 6, dtype=torch.float32)

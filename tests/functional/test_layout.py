@@ -97,6 +97,16 @@ def test_a_row_alone_is_the_row_in_a_batch(map_: Map, dtype: torch.dtype) -> Non
 
 
 @every_map
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_without_a_graph_the_output_is_the_same_bit_for_bit(map_: Map, dtype: torch.dtype) -> None:
+    tensors = map_.tensors(D_IN, D_OUT, ROWS, dtype=dtype)
+    z = map_(*tensors)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(map_(*tensors), z)
+
+
+@every_map
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_row_does_not_change_its_neighbours(map_: Map, bad: float) -> None:
     x, weight, bias = map_.tensors(D_IN, D_OUT, ROWS)

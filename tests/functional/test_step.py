@@ -70,6 +70,26 @@ def test_without_a_bias_an_affine_like_row_moves_by_less_than_its_gradient(gain:
         close(change, -LR * gain**2 * sqnorm / (sqnorm + 1) * upstream, tolerance=1e-11)
 
 
+@pytest.mark.parametrize("kind", ["affine-like", "norm-like"])
+def test_a_step_on_a_row_of_zeros_moves_it_by_its_gradient_through_the_bias_alone(kind: str) -> None:
+    map_ = _map(kind, True, 1.7)
+    _, weight, bias = map_.tensors(D_IN, D_OUT)
+    before = weight.detach().clone()
+    change, upstream = _step(map_, torch.zeros(1, D_IN, dtype=torch.float64), weight, bias)
+    close(change, -LR * 1.7**2 * upstream, tolerance=1e-11)
+    assert torch.equal(weight, before)
+    assert not weight.grad.any()
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+def test_an_eps_takes_from_the_norm_like_self_term_what_it_adds_to_the_squared_norm(bias: bool) -> None:
+    map_ = Map("norm-like", AF.norm_like_linear, norm_like_linear, {"eps": 0.3}, bias)
+    for x, weight, shift in _rows(map_):
+        change, upstream = _step(map_, x, weight, shift)
+        sqnorm = float(x @ x.mT)
+        close(change, -LR * (sqnorm / (sqnorm + 0.3) + bias) * upstream, tolerance=1e-11)
+
+
 @pytest.mark.parametrize("gain", [1.0, 1.7])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 @pytest.mark.parametrize("kind", ["affine-like", "norm-like"])

@@ -1,10 +1,13 @@
 # A dead ReLU, a padding token, a black patch: rows of zeros give finite values and gradients, and the right ones.
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from maps import Map, every_map, gradients
+from maps import AFFINE_LIKE, NORM_LIKE, Map, every_map, gradients
 from oracles import FLOAT32_EPS, TOLERANCE, close
+from torch import Tensor
 
 from affine_divergence.functional import affine_like_linear, norm_like_linear
 
@@ -68,3 +71,19 @@ def test_second_derivatives_at_a_zero_row_are_finite(map_: Map) -> None:
     (gradient,) = torch.autograd.grad(map_(x, weight, bias).sin().sum(), x, create_graph=True)
     for second in gradients(gradient, torch.ones_like(gradient), x, weight):
         assert torch.isfinite(second).all()
+
+
+@pytest.mark.parametrize("map_", [m for m in [*AFFINE_LIKE, *NORM_LIKE] if m.options.get("eps") != 0.0], ids=str)
+def test_third_derivatives_at_a_zero_row_are_those_of_the_definition(map_: Map) -> None:
+    # ‖x‖² taken as the square of a norm has no second derivative at zero, where it is 2.
+    tensors = _with_a_zero_row(map_, torch.float64)
+    direction = torch.linspace(0.5, 1.5, 15, dtype=torch.float64).reshape(3, 5)
+
+    def third(function: Callable[..., Tensor]) -> Tensor:
+        value = function(*tensors).sum()
+        for _ in range(3):
+            (gradient,) = torch.autograd.grad(value, tensors[0], create_graph=True)
+            value = (gradient * direction).sum()
+        return gradient
+
+    close(third(map_), third(map_.expected), tolerance=1e-10)

@@ -100,6 +100,7 @@ def test_positional_and_named_arguments_mean_what_they_mean_to_linear(layer: Any
 @layers
 def test_a_layer_on_the_meta_device_knows_its_shapes(layer: Any) -> None:
     module = layer(5, 4, device="meta")
+    assert {p.device.type for p in module.parameters()} == {"meta"}
     z = module(torch.empty(3, 5, device="meta"))
     assert (z.shape, z.device.type) == ((3, 4), "meta")
     assert module.to_empty(device="cpu").weight.device.type == "cpu"
@@ -136,6 +137,36 @@ def test_a_gain_set_later_is_the_gain_used(layer: Any) -> None:
     before = module(x)
     module.gain = 4.0
     assert torch.equal(module(x), 4 * before)
+
+
+@options
+def test_a_model_of_the_layer_compiles_to_one_graph_with_the_same_outputs_and_gradients(
+    layer: Any, arguments: dict[str, Any], formula: dict[str, Any]
+) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(layer(5, 4, **arguments), nn.Tanh())
+    x = torch.randn(3, 5, dtype=model[0].weight.dtype)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    close(compiled(x), model(x))
+    actual_gradients, wanted_gradients = (torch.autograd.grad(m(x).square().sum(), list(model.parameters())) for m in (compiled, model))
+    for actual, wanted in zip(actual_gradients, wanted_gradients, strict=True):
+        close(actual, wanted)
+
+
+@layers
+def test_per_sample_gradients_of_the_layer_are_those_of_a_loop(layer: Any) -> None:
+    module, x = layer(5, 4, dtype=torch.float64, gain=1.5), torch.randn(6, 5, dtype=torch.float64)
+
+    def loss(parameters: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        z: torch.Tensor = torch.func.functional_call(module, parameters, (row,))
+        return z.square().sum()
+
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    at_once = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for i, row in enumerate(x):
+        wanted = torch.autograd.grad(module(row).square().sum(), list(module.parameters()))
+        for name, expected in zip(parameters, wanted, strict=True):
+            close(at_once[name][i], expected)
 
 
 @layers
