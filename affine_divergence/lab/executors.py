@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -53,6 +56,7 @@ def train_stack(trials: Sequence[Trial]) -> list[Record]:
 def _start(data: str, path: Path | None, cache: Path | None) -> None:
     global _splits, _provenance
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     import torch
 
     from affine_divergence.lab.data import load, make_splits
@@ -63,3 +67,10 @@ def _start(data: str, path: Path | None, cache: Path | None) -> None:
     torch.set_flush_denormal(True)  # activations of deep narrow nets shrink into denormals, which are slow
     _splits = make_splits(load(data, path, cache=cache))
     _provenance = provenance(_splits.digest)
+
+
+def _end_with(parent: int) -> None:
+    # A parent that was killed cannot end its workers, and they would train their stack to its end for nobody.
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
