@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from makers import TINY
 
-LONG = TINY.replace("epochs = 2", "epochs = 60").replace("[0.03, 0.3]", "[0.03]")
-COMMAND = [sys.executable, "-c", "from affine_divergence.cli.main import main; main()", "run", "grid.toml", "--store", "store", "--workers", "1"]
+from affine_divergence.lab.store import read
+
+LONG = TINY.replace("epochs = 2", "epochs = 150").replace("[0.03, 0.3]", "[0.03]")
+AFFDIV = [sys.executable, "-c", "from affine_divergence.cli.main import main; main()"]
+COMMAND = [*AFFDIV, "run", "grid.toml", "--store", "store", "--workers", "1"]
 
 
 def group(leader: int) -> list[int]:
@@ -48,6 +51,9 @@ def test_no_worker_outlives_its_run_and_the_store_goes_on(how: signal.Signals, t
         if how == signal.SIGINT:
             assert run.returncode == 130
             assert run.stderr.read().splitlines()[-1].startswith("affdiv: interrupted")
+    with read(tmp_path / "store") as store:
+        finished = len(store.records())
+    assert 2 <= finished < 6
     again = subprocess.run(COMMAND, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert "evaluation: 0 of 4 trials" in again.stderr
+    assert f"evaluation: 0 of {6 - finished} trials" in again.stderr
