@@ -28,8 +28,8 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
     the learning rate, not its end. The model's state, training flag and random numbers are left as they were.
 
     Args:
-        model: a model with AffineLikeLinear or NormLikeLinear layers; only these count. Give what else it has its own
-            parameter group at the old rate.
+        model: a model with AffineLikeLinear or NormLikeLinear layers; only these count, without what is frozen in
+            them. Give what else it has its own parameter group at the old rate.
         inputs: a batch as the model takes it: one tensor, a tuple or list of positional arguments, or a dict of keyword ones.
         lr: the learning rate of the uncorrected model, positive.
 
@@ -94,18 +94,22 @@ class _Means:
 
 def _self_term(layer: AffineLikeLinear | NormLikeLinear, x: Tensor) -> Tensor:
     # G_ii of the corrected layer: c² s² (‖x‖² + 1) with the bias under the scale, c² (s²‖x‖² + 1) with it outside.
-    affine_like = isinstance(layer, AffineLikeLinear)
     offset = 1.0 if isinstance(layer, AffineLikeLinear) else check_eps(layer.eps)
     scale = inverse_norm(x, offset).square()
-    own = scale * row_sqnorm(x)
-    if layer.bias is not None:
-        own = own + (scale if affine_like else 1.0)
+    weight, bias = _trained(layer)
+    own = weight * scale * row_sqnorm(x) + bias * (scale if isinstance(layer, AffineLikeLinear) else 1.0)
     return layer.gain**2 * own
+
+
+def _trained(layer: AffineLikeLinear | NormLikeLinear) -> tuple[float, float]:
+    # 1 for what a step changes, 0 for what is frozen or not there: it has no part in G.
+    return float(layer.weight.requires_grad), float(layer.bias is not None and layer.bias.requires_grad)
 
 
 def _uncorrected(layer: AffineLikeLinear | NormLikeLinear, x: Tensor, dtype: torch.dtype, plain: _Means) -> Tensor:
     # In the dtype of the corrected output: the layers that follow count on it.
-    plain.add(layer, row_sqnorm(x.double()) + (0.0 if layer.bias is None else 1.0))
+    weight, bias = _trained(layer)
+    plain.add(layer, weight * row_sqnorm(x.double()) + bias)
     return F.linear(x.to(dtype), layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype))
 
 

@@ -33,4 +33,5 @@ def inverse_norm(x: Float[Tensor, "*rows d"], offset: float) -> Float[Tensor, "*
     if offset > 0.0:
         return (sqnorm + offset).rsqrt()
     nonzero = sqnorm > 0
-    return torch.where(nonzero, torch.where(nonzero, sqnorm, 1.0).rsqrt(), 0.0)
+    # Not rsqrt: its derivative cubes the result, beyond float32 for a norm of 1e-13.
+    return torch.where(nonzero, torch.where(nonzero, sqnorm, 1.0).sqrt().reciprocal(), 0.0)

@@ -113,6 +113,13 @@ def test_a_layer_called_several_times_counts_the_rows_of_all_its_calls() -> None
     assert ad.matching_lr(Twice(), x, LR) == pytest.approx(LR * wanted / 4, rel=1e-12)
 
 
+@pytest.mark.parametrize(("frozen", "plain", "corrected"), [("bias", 8.0, 8 / 9), ("weight", 1.0, 1 / 9)])
+def test_what_is_frozen_has_no_part_in_the_step(frozen: str, plain: float, corrected: float) -> None:
+    layer = AffineLikeLinear(2, 3)
+    getattr(layer, frozen).requires_grad_(False)
+    assert ad.matching_lr(layer, torch.tensor([[2.0, 2.0]]), LR) == pytest.approx(LR * plain / corrected)
+
+
 def test_sequences_and_images_count_every_position() -> None:
     x = _rows(12).reshape(2, 3, 2, 5)
     wanted = (_sqnorms(x) + 1).mean().item()

@@ -10,6 +10,8 @@ from maps import PLAIN, Map, every_kind, every_map, gradients
 from oracles import TOLERANCE, close
 from torch import Tensor
 
+from affine_divergence.functional import norm_like_linear
+
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
@@ -103,6 +105,20 @@ def test_a_zero_row_has_the_gradients_of_eager_mode(map_: Map) -> None:
     x, weight, bias = map_.tensors(5, 4, 3)
     x = x.detach().index_fill(0, torch.tensor([1]), 0.0).requires_grad_()
     _agree(_compiled(map_), map_, x, weight, bias)
+
+
+@pytest.mark.parametrize("norm", [1e-12, 1e-14, 1e-17])
+def test_without_an_eps_the_gradient_of_a_very_short_row_is_that_of_eager_mode(norm: float) -> None:
+    weight = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
+    rows = [torch.tensor([[0.6 * norm, 0.8 * norm]], requires_grad=True) for _ in range(2)]
+    compiled = torch.compile(lambda x: norm_like_linear(x, weight, eps=0.0), fullgraph=True, backend="aot_eager")
+    for x, function in zip(rows, (compiled, lambda x: norm_like_linear(x, weight, eps=0.0)), strict=True):
+        function(x).backward(torch.tensor([[1.0, 0.5]]))
+    # ∂x = (u − (u·x̂) x̂)/‖x‖ with u = (2.5, 1.5) and x̂ = (0.6, 0.8)
+    expected = torch.tensor([[2.5 - 2.7 * 0.6, 1.5 - 2.7 * 0.8]], dtype=torch.float64) / norm
+    for x in rows:
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad.double() * norm, expected * norm, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("map_", [m for m in PLAIN if m.bias], ids=str)
