@@ -97,6 +97,23 @@ def test_for_several_layers_the_plain_rows_are_those_of_the_plain_twin_and_layer
     assert ad.matching_lr(model, x, LR) == pytest.approx(LR * float(sum(plain) / sum(corrected)), rel=1e-12)
 
 
+def test_a_layer_of_few_rows_counts_as_much_as_one_of_many() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.many, self.few = AffineLikeLinear(5, 4), AffineLikeLinear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h: Tensor = self.few(self.many(x).mean(0, keepdim=True))
+            return h
+
+    model, x = Pooled().double(), _rows()
+    with torch.no_grad():
+        pooled = nn.functional.linear(x, model.many.weight, model.many.bias).mean(0, keepdim=True)
+    wanted = ((_sqnorms(x) + 1).mean() + (_sqnorms(pooled) + 1).mean()).item() / 2
+    assert ad.matching_lr(model, x, LR) == pytest.approx(LR * wanted, rel=1e-12)
+
+
 def test_a_layer_called_several_times_counts_the_rows_of_all_its_calls() -> None:
     layer = AffineLikeLinear(5, 5, gain=2.0).double()
 
@@ -249,6 +266,12 @@ def test_autocast_changes_the_rate_by_rounding_only() -> None:
 def test_in_float16_the_rows_squared_norms_do_not_overflow() -> None:
     x = torch.full((2, 5), 200.0, dtype=torch.float16)
     assert ad.matching_lr(AffineLikeLinear(5, 4).half(), x, LR) == pytest.approx(LR * (5 * 200.0**2 + 1), rel=1e-12)
+
+
+@single
+def test_rows_in_float32_are_summed_in_float64(make: Callable[[], nn.Module], factor: Callable[[Tensor], float]) -> None:
+    x, layer = _rows().float(), make()
+    assert ad.matching_lr(layer, x, LR) == pytest.approx(LR * factor(_sqnorms(x.double())), rel=1e-12)
 
 
 def test_gradients_already_there_stay() -> None:

@@ -1,6 +1,8 @@
 # What is kept for the backward, and activation checkpoints, which keep less.
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from maps import Map, every_kind, every_map, gradients
@@ -45,6 +47,15 @@ def test_under_autocast_only_the_rounded_weights_are_saved_besides(map_: Map) ->
 @every_kind
 def test_nothing_is_saved_where_no_gradient_is_wanted(map_: Map) -> None:
     assert _saved(map_, [None if t is None else t.detach() for t in map_.tensors(D_IN, D_OUT, ROWS)]) == []
+
+
+@every_map
+def test_the_output_is_not_kept_for_the_backward(map_: Map) -> None:
+    z = map_(*map_.tensors(D_IN, D_OUT, ROWS))
+    total, output = z.sum(), weakref.ref(z)
+    del z
+    assert output() is None
+    total.backward()
 
 
 @every_map

@@ -71,6 +71,15 @@ def test_in_float16_small_gradients_of_long_rows_are_not_flushed_to_zero(map_: M
         close(actual, wanted, tolerance=TOLERANCE[torch.float16], scale=wanted.abs().max().item() + 2.0**-24 / TOLERANCE[torch.float16])
 
 
+def test_in_float16_scales_too_small_for_the_dtype_still_add_up_in_the_bias_gradient() -> None:
+    # s = 2.1e-6 is 35.5 of float16's smallest steps: rounded to one of them, the sum over all rows is off by 1.3 %.
+    x, weight = torch.full((4096, 64), 59000.0).half(), torch.zeros(2, 64).half()
+    bias = torch.zeros(2).half().requires_grad_()
+    z = affine_like_linear(x, weight, bias)
+    (actual,) = gradients(z, torch.ones_like(z), bias)
+    close(actual, torch.full((2,), 4096 / (64 * float(x[0, 0]) ** 2 + 1) ** 0.5, dtype=torch.float64))
+
+
 def test_in_bfloat16_the_one_under_the_root_counts() -> None:
     # 257 + 1 is 256 and 0.001 + 1 is 1 in bfloat16: the two scales would be off by 0.4 % and 0.05 %, seen after 16 bit only in W.
     one = torch.ones(1, 1, dtype=torch.bfloat16)

@@ -36,6 +36,15 @@ def test_per_sample_gradients_are_those_of_a_loop_over_samples(map_: Map, zero_r
             close(at_once[name][i], expected)
 
 
+@every_map
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_per_sample_gradients_have_the_dtypes_of_their_tensors(map_: Map, dtype: torch.dtype) -> None:
+    tensors = [t.detach() for t in map_.tensors(4, 3, 5, dtype=dtype) if t is not None]
+    everything = tuple(range(len(tensors)))
+    per_sample = vmap(grad(lambda *tensors: map_(*tensors).sum(), everything), (0, *(None for _ in tensors[1:])))(*tensors)
+    assert [g.dtype for g in per_sample] == [dtype] * len(tensors)
+
+
 MAPPED = [mapped for mapped in product([False, True], repeat=3) if any(mapped)]
 SUBSETS = [(m, mapped) for m in [*AFFINE_LIKE, *NORM_LIKE] for mapped in MAPPED if m.bias or not mapped[2]]
 
