@@ -4,10 +4,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import ValidationError
 
 from affine_divergence.lab.errors import BadInputError
-from affine_divergence.lab.outcome import Outcome
+from affine_divergence.lab.outcome import Outcome, Status
 from affine_divergence.lab.store import Record
 from affine_divergence.lab.trial import Trial
 
@@ -42,6 +44,8 @@ def from_frame(frame: polars.DataFrame) -> tuple[str, list[Record]]:
         raise BadInputError("the table holds no trials")
     if len(texts) > 1:
         raise BadInputError(f"the table holds the trials of {len(texts)} grid files; a report is about one")
+    if texts[0] is None:
+        raise BadInputError("the table's column grid is empty; it holds the text of the study's grid file")
     return texts[0], [_record(row) for row in frame.iter_rows(named=True)]
 
 
@@ -52,14 +56,26 @@ def read_parquet(path: Path) -> polars.DataFrame:
         frame = polars.read_parquet(path)
     except (OSError, polars.exceptions.PolarsError) as error:
         raise BadInputError(f"cannot read {path} as Parquet: {str(error).splitlines()[0]}") from error
-    missing = sorted(set(_schema()) - set(frame.columns))
+    schema = _schema()
+    missing = sorted(set(schema) - set(frame.columns))
     if missing:
         raise BadInputError(f"{path} is not a table of trials: it lacks {', '.join(missing)}")
+    wrong = [f"{name} is {frame.schema[name]}, not {dtype}" for name, dtype in schema.items() if frame.schema[name] != dtype]
+    if wrong:
+        raise BadInputError(f"{path} is not a table of trials: {'; '.join(wrong)}")
     return frame
 
 
 def _record(row: dict[str, Any]) -> Record:
-    trial = Trial(**{name: row[name] for name in Trial.model_fields})
+    try:
+        trial = Trial(**{name: row[name] for name in Trial.model_fields})
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise BadInputError(f"the table's row with the key {row['key']} is no trial: {wrong}") from error
+    if row["key"] != trial.key or row["status"] not in get_args(Status):
+        raise BadInputError(
+            f"the table's row with the key {row['key']} was changed: its trial has the key {trial.key}, its status is {row['status']}"
+        )
     outcome = Outcome(**{field.name: row[field.name] for field in fields(Outcome)})
     return Record(trial, outcome, {name: row[name] for name in PROVENANCE})
 

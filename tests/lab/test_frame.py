@@ -51,3 +51,22 @@ def test_what_is_not_a_table_of_trials_is_told_so(tmp_path: Path) -> None:
         from_frame(two)
     with pytest.raises(BadInputError, match="no trials"):
         from_frame(two.clear())
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("method", polars.lit("nothing"), "is no trial: method"),
+        ("width", polars.lit(0, polars.Int64), "is no trial: width"),
+        ("width", polars.lit(9, polars.Int64), "was changed"),
+        ("status", polars.lit("fine"), "status is fine"),
+        ("grid", polars.lit(None, polars.String), "column grid is empty"),
+        ("width", polars.lit("8"), "width is String, not Int64"),
+        ("loss_curve", polars.lit(1.0), "loss_curve is Float64, not List"),
+    ],
+)
+def test_a_table_that_was_changed_is_told_so(column: str, value: polars.Expr, said: str, tmp_path: Path) -> None:
+    frame = to_frame([record(trial())], "tiny", TINY).with_columns(value.alias(column))
+    frame.write_parquet(tmp_path / "t.parquet")
+    with pytest.raises(BadInputError, match=said):
+        from_frame(read_parquet(tmp_path / "t.parquet"))
