@@ -16,4 +16,5 @@ def l2_norm(x: Float[Tensor, "*rows d"], eps: float | None = None) -> Float[Tens
     check_floating("x", x)
     if x.dim() == 0:
         raise ValueError("x must have the shape (…, d), got (); a single number has no direction")
+    x = x.contiguous()  # the order of a sum must not depend on strides
     return (x * inverse_norm(x, check_eps(eps))).to(x.dtype)

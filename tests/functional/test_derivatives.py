@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 from maps import AFFINE_LIKE, NORM_LIKE, Map, every_map
-from oracles import close
+from oracles import TOLERANCE, close
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -60,6 +60,30 @@ def test_a_tangent_of_one_input_alone_is_carried_forward(map_: Map, index: int) 
         return result
 
     close(of_one(map_), of_one(map_.expected))
+
+
+@every_map
+@pytest.mark.parametrize("length", [1.0, 300.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_tangents_of_narrow_dtypes_are_those_of_the_definition(map_: Map, dtype: torch.dtype, length: float) -> None:
+    # Tangents as long as their tensors: x·ẋ of rows of 300 is above float16's 65,504.
+    inputs, tangents = ([t.detach() for t in map_.tensors(8, 4, 5, dtype=dtype, seed=seed) if t is not None] for seed in (0, 1))
+    inputs[0], tangents[0] = length * inputs[0], length * tangents[0]
+    z, tangent = torch.func.jvp(map_, tuple(inputs), tuple(tangents))
+    wanted = torch.func.jvp(map_.expected, tuple(t.double() for t in inputs), tuple(t.double() for t in tangents))
+    assert z.dtype == tangent.dtype == dtype
+    close(z, wanted[0], tolerance=2 * TOLERANCE[dtype])
+    close(tangent, wanted[1], tolerance=2 * TOLERANCE[dtype])
+
+
+@every_map
+def test_tangents_under_autocast_are_those_of_the_definition(map_: Map) -> None:
+    inputs, tangents = ([t.detach() for t in map_.tensors(8, 4, 5, dtype=torch.float32, seed=seed) if t is not None] for seed in (0, 1))
+    with torch.autocast("cpu", torch.bfloat16):
+        z, tangent = torch.func.jvp(map_, tuple(inputs), tuple(tangents))
+    wanted = torch.func.jvp(map_.expected, tuple(t.double() for t in inputs), tuple(t.double() for t in tangents))[1]
+    assert z.dtype == tangent.dtype == torch.bfloat16
+    close(tangent, wanted, tolerance=2 * TOLERANCE[torch.bfloat16])
 
 
 @every_map

@@ -9,7 +9,7 @@ from maps import Map, every_map, gradients
 from oracles import TOLERANCE, close
 from torch import Tensor
 
-ROWS, D_IN, D_OUT = 12, 8, 6
+ROWS, D_IN, D_OUT = 12, 64, 6
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "every-other-feature": lambda x: torch.stack([x, x.neg()], -1).flatten(-2)[..., ::2],
