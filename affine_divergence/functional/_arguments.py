@@ -1,7 +1,7 @@
 # Checks of arguments, and the errors users read when one is wrong.
 from __future__ import annotations
 
-import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,9 @@ from affine_divergence.functional._rows import DEFAULT_EPS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_LARGEST = sys.float_info.max
 
 
 def check_floating(name: str, tensor: Any) -> None:
@@ -57,6 +60,6 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         hint = "; a learnable one would not get its gradient: multiply the output by it instead" if isinstance(value, torch.Tensor) else ""
         raise TypeError(f"{name} must be a number, got {type(value).__name__}{hint}")
-    if not -math.inf < value < math.inf:  # not math.isfinite: it breaks the graph where torch.compile has made the number dynamic
+    if not -_LARGEST <= value <= _LARGEST:  # not math.isfinite: it breaks the graph where torch.compile has made the number dynamic
         raise ValueError(f"{name} must be finite, got {value!r}")
     return float(value)

@@ -18,9 +18,14 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def forward_mode() -> bool:
+    """Whether a forward derivative is being taken, by `torch.func.jvp` and its kin or in a `dual_level`."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def row_sqnorm(x: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:
     """‖x‖² of every row, float32 or wider."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or forward_mode():
         return x.to(wide_dtype(x.dtype)).square().sum(-1, keepdim=True)
     # One pass without a temporary: 1.0 ms against 5.6 ms at 4096 × 1024. Not differentiable twice at a zero row, hence only here.
     norm: Tensor = torch.linalg.vector_norm(x.contiguous(), dim=-1, keepdim=True, dtype=wide_dtype(x.dtype))

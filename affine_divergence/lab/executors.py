@@ -49,7 +49,7 @@ def train_stack(trials: Sequence[Trial]) -> list[Record]:
     try:
         outcomes = train(trials, _splits)
     except Exception as error:
-        outcomes = [Outcome(status="failed", reason=f"{type(error).__name__}: {error}")] * len(trials)
+        outcomes = [Outcome(status="failed", reason=f"{type(error).__name__}: {str(error).split(chr(10))[0]}")] * len(trials)
     return [Record(trial, outcome, _provenance) for trial, outcome in zip(trials, outcomes, strict=True)]
 
 

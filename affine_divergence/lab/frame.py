@@ -46,6 +46,8 @@ def from_frame(frame: polars.DataFrame) -> tuple[str, list[Record]]:
         raise BadInputError(f"the table holds the trials of {len(texts)} grid files; a report is about one")
     if texts[0] is None:
         raise BadInputError("the table's column grid is empty; it holds the text of the study's grid file")
+    if frame["key"].is_duplicated().any():
+        raise BadInputError("the table holds a trial twice, which would count as two seeds; keep one row a key")
     return texts[0], [_record(row) for row in frame.iter_rows(named=True)]
 
 
@@ -77,6 +79,10 @@ def _record(row: dict[str, Any]) -> Record:
             f"the table's row with the key {row['key']} was changed: its trial has the key {trial.key}, its status is {row['status']}"
         )
     outcome = Outcome(**{field.name: row[field.name] for field in fields(Outcome)})
+    scores = [outcome.validation_accuracy, outcome.test_accuracy, *(outcome.accuracy_curve or ())]
+    lengths = {len(outcome.loss_curve or ()), len(outcome.accuracy_curve or ())}
+    if any(score is not None and not 0.0 <= score <= 1.0 for score in scores) or len(lengths) > 1:
+        raise BadInputError(f"the table's row with the key {row['key']} was changed: its scores or curves are not those of a trial")
     return Record(trial, outcome, {name: row[name] for name in PROVENANCE})
 
 

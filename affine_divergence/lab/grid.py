@@ -103,10 +103,13 @@ def read_grid(path: Path) -> tuple[Grid, str]:
 def parse_grid(text: str, name: str) -> Grid:
     try:
         grid = Grid.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInputError(f"{name} is not a TOML file: {error}") from error
     except ValidationError as error:
-        raise BadInputError(f"{name}: {'; '.join(_one_line(item) for item in error.errors())}") from error
+        # A list whose element is wrong is also reported as too short, which is not what is wrong with it.
+        items = error.errors()
+        told = [item for item in items if item["type"] != "too_short"] or items
+        raise BadInputError(f"{name}: {'; '.join(_one_line(item) for item in told)}") from error
     count = len(grid.cells()) * len(grid.grid.learning_rate) * len(grid.grid.seed)
     if count > MAX_TRIALS:
         raise BadInputError(f"{name} asks for {count:,} trials; at most {MAX_TRIALS:,} go into one study")
@@ -118,6 +121,8 @@ def _one_line(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         fields = {"grid": Axes.model_fields, "tuning": Tuning.model_fields}.get(where.split(".")[0], Grid.model_fields)
         return f"{where} is not a field here; the fields are {', '.join(fields)}"
+    if item["type"] == "too_short":
+        return f"{where}: wanted at least one value, got none"
     message = item["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if item["type"] in {"missing", "value_error"}:

@@ -3,13 +3,16 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from affine_divergence.lab.errors import BadInputError
+from pydantic import ValidationError
+
+from affine_divergence.lab.errors import BadInputError, StudyFailedError
 from affine_divergence.lab.outcome import Outcome
 from affine_divergence.lab.trial import Trial
 
@@ -87,18 +90,36 @@ def read(folder: Path) -> Iterator[Store]:
     """The folder's store for reading, also while a run writes to it."""
     if not (folder / FILE).is_file():
         raise BadInputError(f"{folder} holds no store (no {FILE}); give the folder that `affdiv run --store` wrote to")
-    with _connected(folder / FILE) as connection:
+    with _connected(folder / FILE, writing=False) as connection:
         yield Store(connection)
 
 
 @contextmanager
-def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    connection = sqlite3.connect(path, timeout=30.0)
+def _connected(path: Path, *, writing: bool = True) -> Iterator[sqlite3.Connection]:
+    connection = None
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
+        connection = _prepared(path, writing)
+        yield connection
+    except sqlite3.OperationalError as error:
+        if connection is None:
+            raise BadInputError(f"the store {path} cannot be used: {error}") from error
+        raise StudyFailedError(f"the store {path} failed: {error}; what was finished before is stored") from error
+    except (sqlite3.DatabaseError, ValidationError, json.JSONDecodeError) as error:
+        raise BadInputError(f"the store {path} cannot be used: {str(error).splitlines()[0]}") from error
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _prepared(path: Path, writing: bool) -> sqlite3.Connection:
+    readable = path.resolve().as_uri() + "?mode=ro"
+    # In a folder that cannot be written to SQLite can read only what it is told will not change.
+    uri = path.resolve().as_uri() if writing else readable if os.access(path.parent, os.W_OK) else readable + "&immutable=1"
+    connection = sqlite3.connect(uri, timeout=30.0, uri=True)
+    try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0:
+        if version == 0 and writing:
+            connection.execute("PRAGMA journal_mode = WAL")
             with connection:
                 connection.execute("CREATE TABLE IF NOT EXISTS study (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
                 connection.execute(
@@ -108,8 +129,9 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
         elif version != FORMAT:
             raise BadInputError(f"{path} has the store format {version}, this version reads {FORMAT}; use another folder")
-        yield connection
-    except sqlite3.DatabaseError as error:
-        raise BadInputError(f"the store {path} cannot be used: {error}") from error
-    finally:
+        if writing:
+            connection.execute("PRAGMA synchronous = FULL")
+    except BaseException:
         connection.close()
+        raise
+    return connection

@@ -12,8 +12,8 @@ Method = Literal["none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "a
 Activation = Literal["tanh", "leaky-relu"]
 Role = Literal["tuning", "evaluation"]
 
-PositiveInt = Annotated[int, Field(ge=1, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+PositiveInt = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 
 

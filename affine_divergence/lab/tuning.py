@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -12,7 +13,7 @@ from affine_divergence.lab.trial import Cell, Trial
 
 @dataclass(frozen=True)
 class Choice:
-    """The learning rate of a cell; at_edge where even the extended rates did not bracket the best one."""
+    """The learning rate of a cell; at_edge where it is the lowest or highest of all that were tried for it."""
 
     learning_rate: float
     at_edge: bool
@@ -64,30 +65,41 @@ class Ladder:
         if not 0 <= mirrored <= last:
             raise IndexError(f"the ladder of {len(rates)} rates reaches from {-last} to {2 * last}, not to {index}")
         end = rates[0] if index < 0 else rates[last]
-        return float(f"{end * end / rates[mirrored]:.3g}")
+        return float(f"{end * (end / rates[mirrored]):.3g}")
+
+    def reaches(self, index: int) -> bool:
+        """Whether there is a rate with that index, and a floating-point number for it."""
+        return -len(self) < index < 2 * len(self) - 1 and 0.0 < self[index] < math.inf
 
 
 def _tune(cell: Cell, ladder: Ladder, tuning: Tuning, accuracies: Mapping[Trial, float]) -> Choice | list[Trial]:
     stride = min(tuning.stride, len(ladder) - 1)
-    low, high = 0, len(ladder) - 1
-    coarse = sorted({*range(low, high + 1, stride), high})
-    first_seed = tuning.seeds[:1]
+    coarse = sorted({*range(0, len(ladder), stride), len(ladder) - 1})
     extensions = 0
+
+    def extended(tried: list[int], best: int) -> list[int] | None:
+        # The coarse indices with one more beyond the end of those tried at which the best stands, if it does and there may be one.
+        if extensions == tuning.extend or best not in (tried[0], tried[-1]):
+            return None
+        further = best + (stride if best == tried[-1] else -stride)
+        return sorted({*coarse, further}) if ladder.reaches(further) else None
+
     while True:
-        best = _best(cell, ladder, coarse, first_seed, accuracies)
+        best = _best(cell, ladder, coarse, tuning.seeds[:1], accuracies)
         if isinstance(best, list):
             return best
-        at_edge = best in (coarse[0], coarse[-1])
-        if not at_edge or extensions == tuning.extend:
-            break
+        longer = extended(coarse, best)
+        if longer is None:
+            fine = [index for index in (best - 1, best, best + 1) if ladder.reaches(index)]
+            chosen = _best(cell, ladder, fine, tuning.seeds, accuracies)
+            if isinstance(chosen, list):
+                return chosen
+            tried = sorted({*coarse, *fine})
+            longer = extended(tried, chosen)
+            if longer is None:
+                return Choice(ladder[chosen], at_edge=chosen in (tried[0], tried[-1]))
+        coarse = longer
         extensions += 1
-        further = best + stride if best == coarse[-1] else best - stride
-        if not -high <= further <= 2 * high:
-            break
-        coarse = sorted({*coarse, further})
-    fine = [index for index in (best - 1, best, best + 1) if -high <= index <= 2 * high]
-    chosen = _best(cell, ladder, fine, tuning.seeds, accuracies)
-    return chosen if isinstance(chosen, list) else Choice(ladder[chosen], at_edge)
 
 
 def _best(

@@ -113,3 +113,19 @@ def test_a_forward_tangent_of_a_gradient_needs_no_graph_of_it(map_: Map) -> None
             (gradient,) = torch.autograd.grad(z.square().sum(), leaf, create_graph=create_graph)
             tangents.append(fwAD.unpack_dual(gradient).tangent.detach())
     close(tangents[0], tangents[1])
+
+
+@every_map
+def test_a_forward_derivative_of_a_forward_derivative_is_the_hessian_also_at_a_zero_row_under_no_grad(map_: Map) -> None:
+    x, weight, bias = map_.tensors(4, 3, 1)
+    for row in (x.detach()[0], torch.zeros(4, dtype=torch.float64)):
+        if map_.options.get("eps") == 0.0 and not row.any():
+            continue  # singular there
+
+        def f(v: Tensor) -> Tensor:
+            return map_(v, weight.detach(), None if bias is None else bias.detach()).square().sum()
+
+        wanted = torch.func.hessian(f)(row)
+        with torch.no_grad():
+            close(torch.func.jacfwd(torch.func.jacfwd(f))(row), wanted)
+        assert wanted.any()

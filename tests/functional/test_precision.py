@@ -174,3 +174,14 @@ def test_the_eps_of_none_is_float32s_in_every_dtype() -> None:
         x = torch.full((1, 1), 2.0**-12, dtype=dtype)
         wanted = 2.0**-12 / (2.0**-24 + FLOAT32_EPS) ** 0.5
         close(norm_like_linear(x, torch.ones(1, 1, dtype=dtype)), torch.tensor([[wanted]], dtype=torch.float64))
+
+
+@every_map
+def test_the_bias_gradient_of_many_rows_is_as_exact_as_that_of_a_linear_layer(map_: Map) -> None:
+    if not map_.bias:
+        pytest.skip("has none")
+    x, weight, bias = map_.tensors(4, 3, 70_000, dtype=torch.float32)
+    map_(x, weight, bias).backward(torch.ones(70_000, 3))
+    doubles = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
+    map_(*doubles).backward(torch.ones(70_000, 3, dtype=torch.float64))
+    torch.testing.assert_close(bias.grad.double(), doubles[2].grad, rtol=2e-6, atol=0.0)

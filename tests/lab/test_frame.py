@@ -62,6 +62,8 @@ def test_what_is_not_a_table_of_trials_is_told_so(tmp_path: Path) -> None:
         ("status", polars.lit("fine"), "status is fine"),
         ("grid", polars.lit(None, polars.String), "column grid is empty"),
         ("width", polars.lit("8"), "width is String, not Int64"),
+        ("test_accuracy", polars.lit(5.0), "scores or curves"),
+        ("accuracy_curve", polars.lit([0.5], polars.List(polars.Float64)), "scores or curves"),
         ("loss_curve", polars.lit(1.0), "loss_curve is Float64, not List"),
     ],
 )
@@ -70,3 +72,9 @@ def test_a_table_that_was_changed_is_told_so(column: str, value: polars.Expr, sa
     frame.write_parquet(tmp_path / "t.parquet")
     with pytest.raises(BadInputError, match=said):
         from_frame(read_parquet(tmp_path / "t.parquet"))
+
+
+def test_a_trial_that_is_there_twice_is_not_taken_for_two_seeds() -> None:
+    frame = to_frame([record(trial())], "tiny", TINY)
+    with pytest.raises(BadInputError, match="a trial twice"):
+        from_frame(polars.concat([frame, frame]))

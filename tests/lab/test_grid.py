@@ -31,11 +31,15 @@ def test_a_single_value_may_stand_without_brackets() -> None:
         ("width = [8]", "", "grid.width: field required"),
         ("width = [8]", "width = [0]", "grid.width: input should be greater than or equal to 1, got 0"),
         ("width = [8]", 'width = ["8"]', "grid.width: input should be a valid integer, got '8'"),
-        ("width = [8]", "width = []", "grid.width"),
+        ("width = [8]", "width = []", "grid.width: wanted at least one value, got none"),
         ("width = [8]", "width = [8, 8]", "width holds a value twice"),
         ('"affine-like"]', '"affinelike"]', "grid.method: input should be 'none', 'batch-norm'"),
         ("0.3]", "-0.3]", "grid.learning_rate: input should be greater than 0, got -0.3"),
         ("0.3]", "inf]", "grid.learning_rate"),
+        ("[0.03, 0.3]", "[true]", "grid.learning_rate: input should be a valid number, got True"),
+        ("[0.03, 0.3]", '["0.1"]', "grid.learning_rate: input should be a valid number, got '0.1'"),
+        ("width = [8]", "width = [99999999999999999999]", "grid.width"),
+        ("width = [8]", f"width = {'[' * 2000}{']' * 2000}", "is not a TOML file"),
         ("epochs = 2", "", "give either epochs or steps"),
         ("epochs = 2", "epochs = 2\nsteps = 9", "give either epochs or steps"),
         ("epochs = 2", "epochs = 2\nposition = 'after'", "grid.position is not a field here"),
@@ -50,6 +54,7 @@ def test_a_wrong_grid_file_is_told_in_one_line_that_names_the_field(old: str, ne
     assert said in str(caught.value)
     assert "grid.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "after validation" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from makers import record, trial
 
-from affine_divergence.lab.errors import BadInputError
+from affine_divergence.lab.errors import BadInputError, StudyFailedError
 from affine_divergence.lab.store import FILE, Record, opened, read
 
 
@@ -75,3 +75,32 @@ def test_a_store_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match=r"cannot write to the store .*file/store"), opened(tmp_path / "file" / "store"):
         pass
+
+
+def test_a_damaged_row_and_a_folder_in_the_files_place_are_bad_input(tmp_path: Path) -> None:
+    for column, value in (("trial", "{"), ("trial", "{}"), ("outcome", "[")):
+        with opened(tmp_path) as store:
+            store.add([record(trial())])
+            store._connection.execute(f"UPDATE trials SET {column} = ?", (value,))
+            store._connection.commit()
+        with pytest.raises(BadInputError, match="cannot be used"), read(tmp_path) as store:
+            store.records()
+    (tmp_path / "other" / FILE).mkdir(parents=True)
+    with pytest.raises(BadInputError, match="cannot be used"), opened(tmp_path / "other"):
+        pass
+
+
+def test_a_store_that_fails_while_it_is_written_to_is_a_failure_not_bad_input(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.add([record(trial(seed=0))])
+    many = [record(trial(seed=seed)) for seed in range(1, 400)]
+
+    def overflow() -> None:
+        with opened(tmp_path) as store:
+            store._connection.execute("PRAGMA max_page_count = 1")
+            store.add(many)
+
+    with pytest.raises(StudyFailedError, match="full"):
+        overflow()
+    with read(tmp_path) as store:
+        assert [r.trial.seed for r in store.records()] == [0]

@@ -1,6 +1,7 @@
 # Two-stage tuning, played through with accuracies that are functions of the learning rate.
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -25,7 +26,7 @@ def played(the_grid: Grid, accuracy: Callable[[Trial], float]) -> tuple[list[lis
 
 
 def peak(rate: float) -> Callable[[Trial], float]:
-    return lambda trial: 1.0 - abs(math.log(trial.learning_rate / rate))
+    return lambda trial: 1.0 - abs(math.log(trial.learning_rate) - math.log(rate))
 
 
 def test_the_coarse_round_takes_every_second_rate_with_one_seed_and_the_fine_one_the_neighbours_with_all() -> None:
@@ -59,6 +60,25 @@ def test_rates_are_extended_beyond_an_end_and_flagged_where_that_does_not_bracke
     assert not 0.01 <= choices["none"].learning_rate <= 1.0
     if not at_edge:
         assert choices["none"].learning_rate == pytest.approx(best)
+
+
+@pytest.mark.parametrize("rates", ["[0.01, 0.03, 0.1, 0.3, 1.0, 3.0]", "[0.03, 0.1, 0.3, 1.0, 3.0]"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_chosen_rate_is_starred_if_and_only_if_no_lower_or_no_higher_one_was_tried(rates: str, stride: int) -> None:
+    for extend in (0, 1, 2):
+        text = TUNED.replace("[0.01, 0.03, 0.1, 0.3, 1.0]", rates).replace("[tuning]", f"[tuning]\nstride = {stride}\nextend = {extend}")
+        for first, mean in itertools.product((1e-3, 0.03, 1.0, 3.0, 30.0), repeat=2):
+            rounds, choices = played(grid(text), lambda t, a=first, b=mean: peak(a if t.seed == 10 else b)(t))  # type: ignore[misc]
+            tried = [t.learning_rate for trials in rounds for t in trials if t.role == "tuning" and t.method == "none"]
+            chosen = choices["none"]
+            assert chosen.at_edge == (chosen.learning_rate in (min(tried), max(tried)))
+
+
+def test_rates_that_no_number_can_continue_are_not_extended() -> None:
+    text = TUNED.replace("[0.01, 0.03, 0.1, 0.3, 1.0]", "[1e-300, 1.0, 1e300]")
+    for best in (1e-300, 1e300):
+        _, choices = played(grid(text), peak(best))
+        assert choices["none"] == Choice(best, True)
 
 
 def test_the_smaller_of_two_equally_good_rates_is_taken() -> None:

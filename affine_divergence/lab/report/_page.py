@@ -53,7 +53,7 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path) -> tuple[
         )
         to_frame(records, grid.study, grid_text).write_parquet(out / "trials.parquet")
     except OSError as error:
-        raise BadInputError(f"cannot write the report to {out}: {error.strerror}; name another folder with --out") from error
+        raise BadInputError(f"cannot write the report to {out}: {error.strerror or error}; name another folder with --out") from error
     return page, summary
 
 

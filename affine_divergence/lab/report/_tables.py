@@ -78,7 +78,7 @@ def _cells(row: MethodRow) -> tuple[str, ...]:
 def _flags(row: MethodRow) -> tuple[str, ...]:
     flags = []
     if row.choice.at_edge:
-        flags.append(f"{row.cell.method}: the best learning rate tried is at the end of the range, so a better one may lie beyond")
+        flags.append(f"{row.cell.method}: the chosen learning rate is the lowest or highest of all tried, so a better one may lie beyond")
     if row.diverged:
         low, high = wilson(row.diverged, row.accuracy.n)
         flags.append(
