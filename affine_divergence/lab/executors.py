@@ -56,7 +56,9 @@ def train_stack(trials: Sequence[Trial]) -> list[Record]:
 def _start(data: str, path: Path | None, cache: Path | None) -> None:
     global _splits, _provenance
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.pid,), daemon=True).start()
     import torch
 
     from affine_divergence.lab.data import load, make_splits
@@ -69,7 +71,7 @@ def _start(data: str, path: Path | None, cache: Path | None) -> None:
     _provenance = provenance(_splits.digest)
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: int | None) -> None:
     # A parent that was killed cannot end its workers, and they would train their stack to its end for nobody.
     while os.getppid() == parent:
         time.sleep(0.5)
