@@ -1,16 +1,24 @@
-# A study's tables in the terminal.
+# A study's report: its files written, its tables shown in the terminal.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
+from affine_divergence.lab.report import HEADERS, headline, lines, write_report
+from affine_divergence.lab.store import Record
 from affine_divergence.lab.summary import Summary
 
 
-def print_summary(summary: Summary) -> None:
+def show_report(records: Sequence[Record], grid_text: str, out: Path) -> None:
+    page, summary = write_report(records, grid_text, out)
+    _print_tables(summary)
+    print(f"report: {page}")
+
+
+def _print_tables(summary: Summary) -> None:
     from rich.console import Console
     from rich.table import Table
-
-    from affine_divergence.lab.report import HEADERS, headline, lines
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     for setting in summary.settings:

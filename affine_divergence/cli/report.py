@@ -4,10 +4,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from affine_divergence.cli._options import Out
-from affine_divergence.cli._print import print_summary
+from affine_divergence.cli._print import show_report
 from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.frame import from_frame, read_parquet
-from affine_divergence.lab.report import write_report
 from affine_divergence.lab.store import Record, read
 
 
@@ -20,9 +19,7 @@ def report(source: Path, /, *, out: Out = Path("report")) -> None:
         Store folder of affdiv run, or a trials.parquet.
     """
     text, records = _load(source)
-    page, summary = write_report(records, text, out)
-    print_summary(summary)
-    print(f"report: {page}")
+    show_report(records, text, out)
 
 
 def _load(source: Path) -> tuple[str, list[Record]]:

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from affine_divergence.cli._options import Workers, worker_count
-from affine_divergence.cli._print import print_summary
+from affine_divergence.cli._print import show_report
 from affine_divergence.cli._progress import progress
 from affine_divergence.lab import study as studies
 from affine_divergence.lab.errors import BadInputError
@@ -40,8 +40,4 @@ def reproduce(
     with opened(out / "store") as store, progress() as show:
         studies.run(grid, text, store, None, workers=worker_count(workers), progress=show)
         records = store.records()
-    from affine_divergence.lab.report import write_report
-
-    page, summary = write_report(records, text, out)
-    print_summary(summary)
-    print(f"report: {page}")
+    show_report(records, text, out)

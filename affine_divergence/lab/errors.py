@@ -8,3 +8,9 @@ class BadInputError(ValueError):
 
 class StudyFailedError(RuntimeError):
     """A study could not be finished for no fault of its input: exit code 1."""
+
+
+def first_line(error: BaseException) -> str:
+    """What a library said, cut to one line for a message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

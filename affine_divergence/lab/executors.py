@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from affine_divergence.lab.errors import first_line
 from affine_divergence.lab.outcome import Outcome
 from affine_divergence.lab.store import Record
 from affine_divergence.lab.trial import Trial
@@ -49,7 +50,7 @@ def train_stack(trials: Sequence[Trial]) -> list[Record]:
     try:
         outcomes = train(trials, _splits)
     except Exception as error:
-        outcomes = [Outcome(status="failed", reason=f"{type(error).__name__}: {str(error).split(chr(10))[0]}")] * len(trials)
+        outcomes = [Outcome(status="failed", reason=f"{type(error).__name__}: {first_line(error)}")] * len(trials)
     return [Record(trial, outcome, _provenance) for trial, outcome in zip(trials, outcomes, strict=True)]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
-from affine_divergence.lab.errors import BadInputError
+from affine_divergence.lab.errors import BadInputError, first_line
 from affine_divergence.lab.outcome import Outcome, Status
 from affine_divergence.lab.store import Record
 from affine_divergence.lab.trial import Trial
@@ -57,7 +57,7 @@ def read_parquet(path: Path) -> polars.DataFrame:
     try:
         frame = polars.read_parquet(path)
     except (OSError, polars.exceptions.PolarsError) as error:
-        raise BadInputError(f"cannot read {path} as Parquet: {str(error).splitlines()[0]}") from error
+        raise BadInputError(f"cannot read {path} as Parquet: {first_line(error)}") from error
     schema = _schema()
     missing = sorted(set(schema) - set(frame.columns))
     if missing:
@@ -116,5 +116,3 @@ def _schema() -> dict[str, Any]:
         **{name: pl.Int64 if name == "threads" else pl.String for name in PROVENANCE},
         "grid": pl.String,
     }
-
-

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from affine_divergence.lab.errors import BadInputError, StudyFailedError
+from affine_divergence.lab.errors import BadInputError, StudyFailedError, first_line
 from affine_divergence.lab.outcome import Outcome
 from affine_divergence.lab.trial import Trial
 
@@ -105,7 +105,7 @@ def _connected(path: Path, *, writing: bool = True) -> Iterator[sqlite3.Connecti
             raise BadInputError(f"the store {path} cannot be used: {error}") from error
         raise StudyFailedError(f"the store {path} failed: {error}; what was finished before is stored") from error
     except (sqlite3.DatabaseError, ValidationError, json.JSONDecodeError) as error:
-        raise BadInputError(f"the store {path} cannot be used: {str(error).splitlines()[0]}") from error
+        raise BadInputError(f"the store {path} cannot be used: {first_line(error)}") from error
     finally:
         if connection is not None:
             connection.close()

@@ -27,8 +27,7 @@ def run(
     """Bring the store to the end of the study; what it already holds is not run again."""
     dataset = load(grid.data, path, cache=cache)
     _bind(store, grid, text, dataset.digest)
-    accuracies = scores(store.records())
-    missing = plan(grid, accuracies).missing
+    missing = _missing(grid, store)
     if not missing:
         return
     with processes(workers, grid.data, path, cache) as executor:
@@ -51,8 +50,11 @@ def run(
                 ) from error
             if failures:
                 raise StudyFailedError(f"{len(failures)} trials failed, the first with: {failures[0].outcome.reason}")
-            accuracies = scores(store.records())
-            missing = plan(grid, accuracies).missing
+            missing = _missing(grid, store)
+
+
+def _missing(grid: Grid, store: Store) -> list[Trial]:
+    return plan(grid, scores(store.records())).missing
 
 
 def scores(records: Sequence[Record]) -> Mapping[Trial, float]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from affine_divergence.lab.errors import BadInputError
+from affine_divergence.lab.errors import BadInputError, first_line
 
-from ._source import Item, Source, first_line
+from ._source import Item, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from affine_divergence.lab.errors import BadInputError
-
-from ._source import first_line
+from affine_divergence.lab.errors import BadInputError, first_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from affine_divergence.lab.errors import BadInputError
+from affine_divergence.lab.errors import BadInputError, first_line
 
-from ._source import Item, Source, first_line
+from ._source import Item, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

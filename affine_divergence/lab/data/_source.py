@@ -29,9 +29,3 @@ class Source:
     train: tuple[Path, ...]
     test: tuple[Path, ...]
     read: Callable[[Path], Iterator[Item]]
-
-
-def first_line(error: BaseException) -> str:
-    """What a library said, cut to one line for a message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

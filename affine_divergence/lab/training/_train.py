@@ -49,9 +49,8 @@ def train(trials: Sequence[Trial], splits: Splits) -> list[Outcome]:
     test = _accuracy(stack, splits.test) if first.role == "evaluation" else None
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     loss_curves, accuracy_curves = torch.stack(losses, 1).tolist(), torch.stack(accuracies, 1).tolist()
-    outcomes: list[Outcome | None] = [None] * len(trials)
-    for place, index in enumerate(order):
-        outcomes[index] = _outcome(
+    outcomes = {
+        index: _outcome(
             loss_curves[place],
             accuracy_curves[place],
             None if test is None else float(test[place]),
@@ -60,7 +59,9 @@ def train(trials: Sequence[Trial], splits: Splits) -> list[Outcome]:
             cpu / len(trials),
             len(trials),
         )
-    return [outcome for outcome in outcomes if outcome is not None]
+        for place, index in enumerate(order)
+    }
+    return [outcomes[index] for index in range(len(trials))]
 
 
 def _epochs(trial: Trial, count: int) -> Iterator[Iterator[Tensor]]:
