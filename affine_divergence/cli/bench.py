@@ -9,7 +9,7 @@ from affine_divergence.lab.errors import BadInputError
 
 
 def bench(
-    what: Literal["layers"],
+    what: Literal["layers", "training"],
     /,
     *,
     repeats: Annotated[int, Parameter(help="Interleaved rounds; the medians are shown.")] = 15,
@@ -19,10 +19,10 @@ def bench(
     Parameters
     ----------
     what
-        "layers": forward and backward of the corrected layers against torch's.
+        "layers": forward and backward of the corrected layers against torch's. "training": the lab's stacks against the usual loop.
     """
     if repeats < 3:
         raise BadInputError(f"--repeats must be at least 3, got {repeats}")
-    from affine_divergence.lab.benchmarks import layers
+    from affine_divergence.lab import benchmarks
 
-    print(layers(repeats))
+    print(benchmarks.layers(repeats) if what == "layers" else benchmarks.training(repeats))

@@ -64,8 +64,9 @@ def _start(data: str, path: Path | None, cache: Path | None) -> None:
 
     from affine_divergence.lab.data import load, make_splits
     from affine_divergence.lab.provenance import provenance
-    from affine_divergence.lab.training import train  # noqa: F401 (imported now, as the source digest says)
+    from affine_divergence.lab.training import keep_freed_memory, train  # noqa: F401 (imported now, as the source digest says)
 
+    keep_freed_memory()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # activations of deep narrow nets shrink into denormals, which are slow
     _splits = make_splits(load(data, path, cache=cache))

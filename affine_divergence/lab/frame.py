@@ -59,6 +59,8 @@ def read_parquet(path: Path) -> polars.DataFrame:
     except (OSError, polars.exceptions.PolarsError) as error:
         raise BadInputError(f"cannot read {path} as Parquet: {first_line(error)}") from error
     schema = _schema()
+    if "train_images" not in frame.columns:  # a table made before there was such a field
+        frame = frame.with_columns(polars.lit(None, polars.Int64).alias("train_images"))
     missing = sorted(set(schema) - set(frame.columns))
     if missing:
         raise BadInputError(f"{path} is not a table of trials: it lacks {', '.join(missing)}")
@@ -101,6 +103,7 @@ def _schema() -> dict[str, Any]:
         "seed": pl.Int64,
         "epochs": pl.Int64,
         "steps": pl.Int64,
+        "train_images": pl.Int64,
         "role": pl.String,
         "key": pl.String,
         "status": pl.String,

@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -15,7 +18,10 @@ MAX_TRIALS = 1_000_000
 
 
 class Axes(BaseModel):
-    """The values whose product is the grid; a single value may stand without brackets."""
+    """The values whose product is a block of the grid; a single value may stand without brackets.
+
+    With `rate_from_batch_size` nothing is tuned here: each cell is tested at the learning rate chosen for it at that batch size.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,7 +30,8 @@ class Axes(BaseModel):
     depth: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     activation: Annotated[tuple[Activation, ...], Field(min_length=1)]
     batch_size: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    learning_rate: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    learning_rate: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None
+    rate_from_batch_size: PositiveInt | None = None
     seed: Annotated[tuple[Seed, ...], Field(min_length=1)]
     epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
     steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
@@ -34,16 +41,29 @@ class Axes(BaseModel):
     def _lists(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {name: value if isinstance(value, list | tuple) else [value] for name, value in values.items()}
+        single = "rate_from_batch_size"
+        return {name: value if isinstance(value, list | tuple) or name == single else [value] for name, value in values.items()}
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either epochs or steps")
+        if (self.learning_rate is None) == (self.rate_from_batch_size is None):
+            raise ValueError("give either learning_rate or rate_from_batch_size")
+        count = math.prod(len(values) for _, values in self if isinstance(values, tuple))
+        if count > MAX_TRIALS:
+            raise ValueError(f"asks for {count:,} trials; at most {MAX_TRIALS:,} go into one block")
         for name, values in self:
-            if values is not None and len(set(values)) != len(values):
+            if isinstance(values, tuple) and len(set(values)) != len(values):
                 raise ValueError(f"{name} holds a value twice: {list(values)}")
         return self
+
+    def cells(self, data: str, train_images: int | None) -> Iterator[Cell]:
+        """Every combination of the axes but learning rate and seed, in the file's order."""
+        budgets = [(epochs, None) for epochs in self.epochs or ()] + [(None, steps) for steps in self.steps or ()]
+        product = itertools.product(self.width, self.depth, self.activation, self.batch_size, budgets, self.method)
+        for width, depth, activation, batch_size, (epochs, steps), method in product:
+            yield Cell(data, method, width, depth, activation, batch_size, epochs, steps, train_images)
 
 
 class Tuning(BaseModel):
@@ -56,38 +76,79 @@ class Tuning(BaseModel):
     extend: Annotated[int, Field(ge=0, le=10, strict=True)] = 2
 
 
+@dataclass(frozen=True)
+class Series:
+    """A cell to be tested with some seeds, at the learning rate chosen for `rate_of`: itself, or its like with another batch size."""
+
+    cell: Cell
+    rate_of: Cell
+    seeds: tuple[int, ...]
+    rate_from: int | None  # the batch size that the rate is taken from, where the grid file says so
+
+
 class Grid(BaseModel):
-    """A study's grid file, checked."""
+    """A study's grid file, checked: one block of axes, `[grid]`, or several whose trials are joined, `[[grid]]`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     study: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     data: Annotated[str, Field(min_length=1)]
-    grid: Axes
+    train_images: PositiveInt | None = None
+    claims: tuple[str, ...] = ()
+    grid: Annotated[tuple[Axes, ...], Field(min_length=1)]
     tuning: Tuning | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _blocks(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("grid"), dict):
+            return {**values, "grid": [values["grid"]]}
+        return values
+
     @model_validator(mode="after")
-    def _tunable(self) -> Self:
+    def _sound(self) -> Self:
+        rates = self.rates()
+        untuned = sorted({series.rate_of.batch_size for series in self.series() if series.rate_of not in rates})
+        if untuned:
+            raise ValueError(f"rate_from_batch_size = {untuned[0]}, but no block tunes the like of every cell there at that batch size")
         if self.tuning is not None:
-            shared = sorted(set(self.tuning.seeds) & set(self.grid.seed))
+            shared = sorted(set(self.tuning.seeds) & {seed for block in self.grid for seed in block.seed})
             if shared:
                 raise ValueError(f"seeds {shared} are both for tuning and for evaluation; take different ones")
             if len(set(self.tuning.seeds)) != len(self.tuning.seeds):
                 raise ValueError(f"tuning.seeds holds a value twice: {list(self.tuning.seeds)}")
-            if list(self.grid.learning_rate) != sorted(self.grid.learning_rate):
-                raise ValueError("learning_rate must ascend where it is tuned")
-            if len(self.grid.learning_rate) < 3:
-                raise ValueError("tuning needs at least three learning rates")
+            for ladder in rates.values():
+                if list(ladder) != sorted(ladder):
+                    raise ValueError("learning_rate must ascend where it is tuned")
+                if len(ladder) < 3:
+                    raise ValueError("tuning needs at least three learning rates")
+        elif any(block.learning_rate is None for block in self.grid):
+            raise ValueError("rate_from_batch_size takes a tuned learning rate; add a [tuning] table")
         return self
 
     def cells(self) -> list[Cell]:
-        """Every combination of the axes but learning rate and seed, in the file's order."""
-        axes = self.grid
-        budgets = [(epochs, None) for epochs in axes.epochs or ()] + [(None, steps) for steps in axes.steps or ()]
-        product = itertools.product(axes.width, axes.depth, axes.activation, axes.batch_size, budgets, axes.method)
+        """Every cell that has learning rates of its own, in the file's order."""
+        return list(self.rates())
+
+    def rates(self) -> dict[Cell, tuple[float, ...]]:
+        """The learning rates of each such cell; where cells are tuned, two blocks that share one must agree on them."""
+        rates: dict[Cell, tuple[float, ...]] = {}
+        for block in self.grid:
+            if block.learning_rate is None:
+                continue
+            for cell in block.cells(self.data, self.train_images):
+                if rates.setdefault(cell, block.learning_rate) != block.learning_rate:
+                    raise ValueError(f"two blocks hold {cell} with different learning_rate; give them the same")
+        return rates
+
+    def series(self) -> list[Series]:
+        """What is tested, in the file's order; a cell that several blocks hold is tested with the seeds of them all."""
+        seeds: dict[tuple[Cell, int | None], dict[int, None]] = {}
+        for block in self.grid:
+            for cell in block.cells(self.data, self.train_images):
+                seeds.setdefault((cell, block.rate_from_batch_size), {}).update(dict.fromkeys(block.seed))
         return [
-            Cell(self.data, method, width, depth, activation, batch_size, epochs, steps)
-            for width, depth, activation, batch_size, (epochs, steps), method in product
+            Series(cell, replace(cell, batch_size=size or cell.batch_size), tuple(found), size) for (cell, size), found in seeds.items()
         ]
 
 
@@ -110,9 +171,6 @@ def parse_grid(text: str, name: str) -> Grid:
         items = error.errors()
         told = [item for item in items if item["type"] != "too_short"] or items
         raise BadInputError(f"{name}: {'; '.join(_one_line(item) for item in told)}") from error
-    count = len(grid.cells()) * len(grid.grid.learning_rate) * len(grid.grid.seed)
-    if count > MAX_TRIALS:
-        raise BadInputError(f"{name} asks for {count:,} trials; at most {MAX_TRIALS:,} go into one study")
     return grid
 
 

@@ -1,6 +1,7 @@
 # Runs a study: plans its trials, trains the missing ones stack by stack, stores what is finished.
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
@@ -15,7 +16,7 @@ from affine_divergence.lab.store import Record, Store
 from affine_divergence.lab.trial import Trial
 from affine_divergence.lab.tuning import plan
 
-MAX_STACK = 48  # at width 64 a stack of 36 on CIFAR-10 holds 28 MB of first-layer weights, read and written at every step
+MAX_STACK, MAX_COLUMNS = 96, 2560  # replicas, and columns of their first layers: on CIFAR-10 31 MB of weights, read and written at every step
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage, the number of its trials finished, and of all its trials."""
@@ -65,15 +66,16 @@ def scores(records: Sequence[Record]) -> Mapping[Trial, float]:
 
 
 def stacks(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Trials that can be trained together, at most `MAX_STACK` at a time, the dearest stacks first."""
+    """Trials that can be trained together, in parts of a fitting size: low seeds first, then the dearest first."""
     groups: dict[object, list[Trial]] = defaultdict(list)
-    for trial in trials:
+    for trial in sorted(trials, key=lambda trial: trial.seed):  # those of one seed share their images
         groups[trial.shared].append(trial)
     parts: list[list[Trial]] = []
     for group in groups.values():
-        count = -(-len(group) // MAX_STACK)
-        parts.extend(group[i::count] for i in range(count))
-    return sorted(parts, key=lambda part: len(part) * part[0].width * part[0].depth, reverse=True)
+        count = -(-len(group) // max(1, min(MAX_STACK, MAX_COLUMNS // group[0].width)))
+        bounds = [len(group) * i // count for i in range(count + 1)]
+        parts.extend(group[start:end] for start, end in itertools.pairwise(bounds))
+    return sorted(parts, key=lambda part: (part[0].seed, -len(part) * part[0].width * part[0].depth))
 
 
 def _bind(store: Store, grid: Grid, text: str, digest: str) -> None:

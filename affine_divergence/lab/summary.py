@@ -1,6 +1,7 @@
 # What a study found, setting by setting: tuned rates, accuracies, paired differences.
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -30,21 +31,27 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything but the method: the cells that are compared with each other."""
+    """Everything but the method: the cells that are compared with each other, at learning rates found in one way.
+
+    `rate_from`: the batch size at which each method's rate was tuned, where the rate is kept over batch sizes; else None.
+    """
 
     cell: Cell
+    rate_from: int | None
     rows: tuple[MethodRow, ...]
     tried: tuple[Record, ...]  # the trials from which the learning rates were chosen
 
     @property
     def name(self) -> str:
         budget = f"{self.cell.epochs} epochs" if self.cell.epochs else f"{self.cell.steps} steps"
-        return f"{self.cell.depth} × {self.cell.width}, {self.cell.activation}, batch {self.cell.batch_size}, {budget}"
+        rate = f", rate of batch {self.rate_from}" if self.rate_from else ""
+        return f"{self.cell.depth} × {self.cell.width}, {self.cell.activation}, batch {self.cell.batch_size}, {budget}{rate}"
 
     @property
     def slug(self) -> str:
         budget = f"e{self.cell.epochs}" if self.cell.epochs else f"s{self.cell.steps}"
-        return f"{self.cell.depth}x{self.cell.width}-{self.cell.activation}-b{self.cell.batch_size}-{budget}"
+        rate = f"-rate-of-b{self.rate_from}" if self.rate_from else ""
+        return f"{self.cell.depth}x{self.cell.width}-{self.cell.activation}-b{self.cell.batch_size}-{budget}{rate}"
 
 
 @dataclass(frozen=True)
@@ -61,32 +68,30 @@ def summarise(grid: Grid, records: Sequence[Record]) -> Summary:
     """The summary of whatever is finished."""
     planned = plan(grid, scores(records))
     choices = planned.choices if grid.tuning is not None else _best_of_evaluation(grid, records)
-    settings: dict[Cell, list[MethodRow]] = {}
-    for cell in grid.cells():
-        if cell not in choices:
+    tested: dict[tuple[Cell, float], list[Record]] = defaultdict(list)
+    tried: dict[Cell, list[Record]] = defaultdict(list)
+    for record in records:
+        trial = record.trial
+        if trial.role == "evaluation" and record.outcome.test_accuracy is not None:
+            tested[trial.cell, trial.learning_rate].append(record)
+        if trial.role == ("evaluation" if grid.tuning is None else "tuning"):
+            tried[replace(trial.cell, method="none")].append(record)
+    settings: dict[tuple[Cell, int | None], list[MethodRow]] = {}
+    for series in grid.series():
+        choice = choices.get(series.rate_of)
+        if choice is None:
             continue
-        own = sorted(
-            (
-                record
-                for record in records
-                if record.trial.cell == cell
-                and record.trial.role == "evaluation"
-                and record.trial.learning_rate == choices[cell].learning_rate
-                and record.trial.seed in grid.grid.seed
-                and record.outcome.test_accuracy is not None
-            ),
-            key=lambda record: record.trial.seed,
-        )
+        own = [record for record in tested[series.cell, choice.learning_rate] if record.trial.seed in series.seeds]
         if own:
+            own.sort(key=lambda record: record.trial.seed)
             accuracy = mean_interval([_accuracy(record) for record in own])
             diverged = sum(record.outcome.status == "diverged" for record in own)
-            row = MethodRow(cell, choices[cell], tuple(own), accuracy, diverged, None, None)
-            settings.setdefault(replace(cell, method="none"), []).append(row)
-    wanted_role = "evaluation" if grid.tuning is None else "tuning"
-    found = []
-    for cell, rows in settings.items():
-        tried = tuple(r for r in records if r.trial.role == wanted_role and replace(r.trial.cell, method="none") == cell)
-        found.append(Setting(cell, tuple(_compared(rows)), tried))
+            row = MethodRow(series.cell, choice, tuple(own), accuracy, diverged, None, None)
+            settings.setdefault((replace(series.cell, method="none"), series.rate_from), []).append(row)
+    found = [
+        Setting(cell, rate_from, tuple(_compared(rows)), tuple(tried[cell] if rate_from is None else ()))
+        for (cell, rate_from), rows in settings.items()
+    ]
     return Summary(grid, tuple(records), tuple(found), len(planned.missing))
 
 
@@ -98,8 +103,12 @@ def _best_of_evaluation(grid: Grid, records: Sequence[Record]) -> dict[Cell, Cho
             rates = accuracies.setdefault(record.trial.cell, {})
             rates.setdefault(record.trial.learning_rate, []).append(record.outcome.validation_accuracy)
     best = {cell: max(sorted(rates), key=lambda rate: fmean(rates[rate])) for cell, rates in accuracies.items()}
-    ends = (min(grid.grid.learning_rate), max(grid.grid.learning_rate))
-    return {cell: Choice(rate, at_edge=len(grid.grid.learning_rate) > 1 and rate in ends) for cell, rate in best.items()}
+    ladders = grid.rates()
+    return {cell: Choice(rate, at_edge=_at_edge(rate, ladders[cell])) for cell, rate in best.items() if cell in ladders}
+
+
+def _at_edge(rate: float, ladder: Sequence[float]) -> bool:
+    return len(ladder) > 1 and rate in (min(ladder), max(ladder))
 
 
 def _compared(rows: Sequence[MethodRow]) -> list[MethodRow]:

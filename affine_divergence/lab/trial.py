@@ -20,7 +20,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 class Trial(BaseModel):
     """One fully-connected net trained by plain stochastic gradient descent on the mean cross-entropy.
 
-    A tuning trial never sees the test images; an evaluation trial is tested once, after its last step.
+    A tuning trial never sees the test images; an evaluation trial is tested once, after its last step. With `train_images` only the
+    first that many images of the training part are used, in its fixed random order.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -35,6 +36,7 @@ class Trial(BaseModel):
     seed: Seed
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
+    train_images: PositiveInt | None = None
     role: Role = "evaluation"
 
     @model_validator(mode="after")
@@ -46,7 +48,10 @@ class Trial(BaseModel):
     @property
     def key(self) -> str:
         """The hash of the trial's canonical form: 0.1, 1e-1 and .10 are one learning rate, hence one key."""
-        canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
+        form = self.model_dump()
+        if self.train_images is None:
+            del form["train_images"]  # as before there was such a field
+        canonical = json.dumps(form, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     @property
@@ -54,9 +59,9 @@ class Trial(BaseModel):
         return Cell(**{name: getattr(self, name) for name in Cell.__dataclass_fields__})
 
     @property
-    def shared(self) -> tuple[Cell, int, Role]:
-        """What trials have in common that can be trained together: all but the method and the learning rate."""
-        return replace(self.cell, method="none"), self.seed, self.role
+    def shared(self) -> tuple[Cell, Role]:
+        """What trials have in common that can be trained together: all but the method, the learning rate and the seed."""
+        return replace(self.cell, method="none"), self.role
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Cell:
     batch_size: int
     epochs: int | None
     steps: int | None
+    train_images: int | None = None
 
     def trial(self, learning_rate: float, seed: int, role: Role) -> Trial:
         return Trial(**asdict(self), learning_rate=learning_rate, seed=seed, role=role)

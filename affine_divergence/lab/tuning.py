@@ -30,22 +30,28 @@ class Plan:
 def plan(grid: Grid, accuracies: Mapping[Trial, float]) -> Plan:
     """The missing trials of the present stage, given the validation accuracies of the finished ones; none when all is done."""
     if grid.tuning is None:
-        pairs = list(itertools.product(grid.grid.seed, grid.grid.learning_rate))
-        wanted = [cell.trial(rate, seed, "evaluation") for cell in grid.cells() for seed, rate in pairs]
+        rates = grid.rates()
+        wanted = [
+            series.cell.trial(rate, seed, "evaluation")
+            for series in grid.series()
+            for seed, rate in itertools.product(series.seeds, rates[series.cell])
+        ]
         return Plan({}, [trial for trial in wanted if trial not in accuracies])
     choices: dict[Cell, Choice] = {}
-    missing: list[Trial] = []
-    ladder = Ladder(grid.grid.learning_rate)
-    for cell in grid.cells():
-        result = _tune(cell, ladder, grid.tuning, accuracies)
+    tuning: list[Trial] = []
+    for cell, rates_of_cell in grid.rates().items():
+        result = _tune(cell, Ladder(rates_of_cell), grid.tuning, accuracies)
         if isinstance(result, Choice):
             choices[cell] = result
-            evaluation = (cell.trial(result.learning_rate, seed, "evaluation") for seed in grid.grid.seed)
-            missing.extend(trial for trial in evaluation if trial not in accuracies)
         else:
-            missing.extend(result)
-    tuning = [trial for trial in missing if trial.role == "tuning"]
-    return Plan(choices, tuning or missing)  # stacks fill up best when a stage is finished for every cell first
+            tuning.extend(result)
+    if tuning:  # stacks fill up best when a stage is finished for every cell first
+        return Plan(choices, tuning)
+    # A dict: a cell's fixed rate may be its tuned one too, and then its trials serve both.
+    evaluation = dict.fromkeys(
+        series.cell.trial(choices[series.rate_of].learning_rate, seed, "evaluation") for series in grid.series() for seed in series.seeds
+    )
+    return Plan(choices, [trial for trial in evaluation if trial not in accuracies])
 
 
 class Ladder:
@@ -88,6 +94,8 @@ def _tune(cell: Cell, ladder: Ladder, tuning: Tuning, accuracies: Mapping[Trial,
         best = _best(cell, ladder, coarse, tuning.seeds[:1], accuracies)
         if isinstance(best, list):
             return best
+        if len(coarse) > 1 and len({accuracies[cell.trial(ladder[index], tuning.seeds[0], "tuning")] for index in coarse}) == 1:
+            return Choice(ladder[best], at_edge=False)  # it learns at no rate, so none is better beyond
         longer = extended(coarse, best)
         if longer is None:
             fine = [index for index in (best - 1, best, best + 1) if ladder.reaches(index)]

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import torch
 
 
-def interleaved(pieces: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """The median seconds of CPU time of each piece over the rounds; every round runs each once, after two rounds of warming up."""
+def interleaved(pieces: Mapping[str, Callable[[], object]], repeats: int, *, warm: int = 2) -> dict[str, float]:
+    """The median seconds of CPU time of each piece over the rounds; every round runs each once, after some rounds of warming up."""
     times: dict[str, list[float]] = {name: [] for name in pieces}
-    for repeat in range(-2, repeats):
+    for repeat in range(-warm, repeats):
         for name, piece in pieces.items():
             start = time.process_time()
             piece()

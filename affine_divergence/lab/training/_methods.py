@@ -1,8 +1,9 @@
-# What each method does around one affine layer, forward and backward, for the replicas of a stack that use it.
+# What each method does around one affine layer, for the replicas of a stack that use it.
 #
-# Layout: activations a (K, B, d), K replicas of B rows; before the first layer all replicas share the images (B, d).
-# `enter` maps a to the layer's input, `leave` the layer's output to z; the two backward maps go the other way, in the
-# order leave_backward, enter_backward, and return gradients of the same shapes. No method has parameters.
+# Every method but BatchNorm works on rows: with a' the row a, or a less its mean (LayerNorm), the layer is
+#     z = s·(Wa') + b, or s·(Wa' + b) (affine-like),   s = (α‖a'‖² + β)^(−1/2),
+# so that four of them share one product before the first layer, where a is the image, and differ in α and β alone.
+# BatchNorm works on columns and gives the layer x = (a − μ)/√(v + ε). No method has parameters.
 from __future__ import annotations
 
 import torch
@@ -14,107 +15,71 @@ from affine_divergence.lab.trial import Method
 TORCH_EPS = 1e-5  # nn.BatchNorm's and nn.LayerNorm's default; nn.RMSNorm's is float32's epsilon
 MOMENTUM = 0.1
 
-
-class Plain:
-    """No correction: the layer's input and output as they are."""
-
-    def enter(self, a: Tensor, training: bool) -> Tensor:
-        return a
-
-    def leave(self, y: Tensor) -> Tensor:
-        return y
-
-    def leave_backward(self, dz: Tensor) -> Tensor:
-        return dz
-
-    def enter_backward(self, dx: Tensor) -> Tensor:
-        return dx
+# The replicas' order in a stack. Those whose rows are scaled stand side by side, and so do those whose first layer takes the images as they are.
+ORDER: tuple[Method, ...] = ("batch-norm", "none", "rms-norm", "norm-like", "affine-like", "layer-norm")
+SCALED = ORDER[2:]
 
 
-class RowNorm(Plain):
-    """x̂ = (a − μ)/√(v + ε) with v = Σ or mean of squares over the row; μ = 0 where it is not centred."""
-
-    def __init__(self, *, centred: bool, summed: bool, eps: float) -> None:
-        self.centred, self.summed, self.eps = centred, summed, eps
-
-    def enter(self, a: Tensor, training: bool) -> Tensor:
-        if self.centred:
-            a = a - a.mean(-1, keepdim=True)
-        self._inverse = (self._total(a.square()) + self.eps).rsqrt_()
-        self._normalised = a * self._inverse
-        return self._normalised
-
-    def enter_backward(self, dx: Tensor) -> Tensor:
-        da = dx - self._normalised * self._total(dx * self._normalised)
-        if self.centred:
-            da -= dx.mean(-1, keepdim=True)
-        return da.mul_(self._inverse)
-
-    def _total(self, values: Tensor) -> Tensor:
-        return values.sum(-1, keepdim=True) if self.summed else values.mean(-1, keepdim=True)
+def scale_rule(method: Method, features: int) -> tuple[float, float]:
+    """α and β of a method that scales rows of that many features."""
+    match method:
+        case "rms-norm":
+            return 1.0 / features, DEFAULT_EPS
+        case "norm-like":
+            return 1.0, DEFAULT_EPS
+        case "affine-like":
+            return 1.0, 1.0
+        case "layer-norm":
+            return 1.0 / features, TORCH_EPS
+        case _:
+            raise ValueError(f"{method} scales no rows")
 
 
-class BatchNorm(Plain):
-    """Features centred and scaled over the batch; by running statistics outside training and for one row, which torch refuses."""
+class BatchNorm:
+    """Features centred and scaled over the batch; by running statistics outside training and for one row, which torch refuses.
 
-    def __init__(self, leading: tuple[int, ...], features: int, dtype: torch.dtype) -> None:
-        self.running_mean = torch.zeros(*leading, 1, features, dtype=dtype)
-        self.running_var = torch.ones(*leading, 1, features, dtype=dtype)
+    Layout: (…, B, features), normalised in place over B.
+    """
 
-    def enter(self, a: Tensor, training: bool) -> Tensor:
+    def __init__(self, leading: tuple[int, ...], features: int, like: Tensor) -> None:
+        self.running_mean = like.new_zeros(*leading, 1, features)
+        self.running_var = like.new_ones(*leading, 1, features)
+
+    def normalise_(self, a: Tensor, training: bool) -> Tensor:
         rows = a.shape[-2]
         self._batch_statistics = training and rows > 1
         if self._batch_statistics:
             mean = a.mean(-2, keepdim=True)
-            a = a - mean  # in two passes: torch.var_mean over rows took five times as long
+            a -= mean  # in two passes: torch.var_mean over rows took five times as long
             var = a.square().mean(-2, keepdim=True)
             self.running_mean.lerp_(mean, MOMENTUM)
             self.running_var.lerp_(var * (rows / (rows - 1)), MOMENTUM)
         else:
-            a, var = a - self.running_mean, self.running_var
+            a -= self.running_mean
+            var = self.running_var
         self._inverse = (var + TORCH_EPS).rsqrt_()
         self._normalised = a.mul_(self._inverse)
         return self._normalised
 
-    def enter_backward(self, dx: Tensor) -> Tensor:
-        if not self._batch_statistics:
-            return dx * self._inverse
-        da = dx - self._normalised * (dx * self._normalised).mean(-2, keepdim=True)
-        return da.sub_(dx.mean(-2, keepdim=True)).mul_(self._inverse)
+    def backward_(self, dx: Tensor) -> None:
+        if self._batch_statistics:
+            radial = (dx * self._normalised).mean(-2, keepdim=True)
+            dx -= dx.mean(-2, keepdim=True)
+            dx.addcmul_(self._normalised, radial, value=-1.0)
+        dx *= self._inverse
 
 
-class AffineLike(Plain):
-    """z = s·y with s = (‖a‖² + 1)^(−1/2)."""
+class RowScale:
+    """s = (α‖a‖² + β)^(−1/2) of every row, with its derivative. Layout: (K, B, 1)."""
 
-    def enter(self, a: Tensor, training: bool) -> Tensor:
-        self._input = a
-        self._scale = (a.square().sum(-1, keepdim=True) + 1.0).rsqrt_()
-        return a
+    def __init__(self, methods: list[Method], features: int, like: Tensor) -> None:
+        rules = torch.tensor([scale_rule(method, features) for method in methods], dtype=torch.float64).to(like).view(-1, 2, 1, 1)
+        self.alpha, self.beta = rules[:, 0], rules[:, 1]
 
-    def leave(self, y: Tensor) -> Tensor:
-        self._output = y * self._scale
-        return self._output
+    def scale(self, square: Tensor) -> Tensor:
+        """s of rows with the squared norms ‖a‖², (K, B, 1)."""
+        return torch.addcmul(self.beta, self.alpha, square).rsqrt_()
 
-    def leave_backward(self, dz: Tensor) -> Tensor:
-        self._radial = (dz * self._output).sum(-1, keepdim=True)
-        return dz * self._scale
-
-    def enter_backward(self, dx: Tensor) -> Tensor:
-        return torch.addcmul(dx, self._input, self._scale.square() * self._radial, value=-1.0)
-
-
-def make_method(method: Method, leading: tuple[int, ...], features: int, dtype: torch.dtype) -> Plain:
-    """The method before a layer of that many input features; leading is (K,) or, before the first layer, ()."""
-    match method:
-        case "none":
-            return Plain()
-        case "batch-norm":
-            return BatchNorm(leading, features, dtype)
-        case "layer-norm":
-            return RowNorm(centred=True, summed=False, eps=TORCH_EPS)
-        case "rms-norm":
-            return RowNorm(centred=False, summed=False, eps=DEFAULT_EPS)
-        case "norm-like":
-            return RowNorm(centred=False, summed=True, eps=DEFAULT_EPS)
-        case "affine-like":
-            return AffineLike()
+    def curvature(self, s: Tensor) -> Tensor:
+        """−α s³: ds = curvature · (a · da)."""
+        return s.pow(3).mul_(self.alpha).neg_()

@@ -1,8 +1,9 @@
 # A stack: the networks of many trials as one batched model, with its backward written out and its steps taken in place.
 #
-# Layout: K replicas in the trials' order, those of one method side by side. Hidden weights (K, n_in, n_out), biases (K, 1, n_out),
-# activations (K, B, n). The first layer is wide: the images (B, d) are shared, so a method's replicas are one product
-# with its (d, k·n) weight, which is most of the arithmetic for images.
+# Layout: K replicas ordered by method as _methods.ORDER says. Hidden weights (K, n_in, n_out), biases (K, 1, n_out),
+# activations (K, B, n). The first layer is wide: replicas of one seed share the images (B, d), so they are one product with a
+# (d, k·n) weight, which is most of the arithmetic. The gradients of the logits are multiplied by −learning rate at once: all that
+# follows is linear in them, so weights are updated by one product in place.
 from __future__ import annotations
 
 import itertools
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from affine_divergence.lab.training._methods import Plain, make_method
+from affine_divergence.lab.training._first_layer import FirstLayer
+from affine_divergence.lab.training._methods import ORDER, SCALED, BatchNorm, RowScale
 from affine_divergence.lab.training._seeds import initial_weight
 from affine_divergence.lab.trial import Trial
 
@@ -19,91 +21,139 @@ LEAKY_SLOPE = 0.01
 
 
 class Stack:
-    """Fully-connected nets that differ in method and learning rate only; trials of one method must stand side by side."""
+    """Fully-connected nets that differ in method, learning rate and seed only, in the order of `sort_key`."""
 
-    def __init__(self, trials: Sequence[Trial], features: int, classes: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, trials: Sequence[Trial], features: int, classes: int, like: Tensor) -> None:
         first = trials[0]
         self.tanh = first.activation == "tanh"
         sizes = [features, *[first.width] * first.depth, classes]
-        methods = [(method, len(list(members))) for method, members in itertools.groupby(trials, key=lambda trial: trial.method)]
-        self._counts = [count for _, count in methods]
-        self._step_sizes = torch.tensor([-trial.learning_rate for trial in trials], dtype=dtype).view(-1, 1, 1)
-        self._sites: list[list[Plain]] = [
-            [make_method(method, (count,) if layer else (), sizes[layer], dtype) for method, count in methods]
-            for layer in range(len(sizes) - 1)
+        spans = _spans(trials)
+        self._normed, self._affine, self._centred = spans["batch-norm"], spans["affine-like"], spans["layer-norm"]
+        self._scaled = slice(spans[SCALED[0]].start, len(trials))
+        self._has_scaled = _length(self._scaled) > 0
+        scaled = [trial.method for trial in trials[self._scaled]]
+        self._scales = [RowScale(scaled, n, like) for n in sizes[:-1]]
+        self._batch_norms = [BatchNorm((_length(self._normed),), n, like) for n in sizes[1:-1]]
+        # Where the layer adds its bias: inside the scale (affine-like) or outside of it.
+        inside = [trial.method not in SCALED or trial.method == "affine-like" for trial in trials]
+        self._inside = torch.tensor(inside).to(like).view(-1, 1, 1)
+        self._outside = 1.0 - self._inside[self._scaled]
+        self._rates = torch.tensor([-trial.learning_rate for trial in trials], dtype=torch.float64).to(like).view(-1, 1, 1)
+        self.first = FirstLayer(trials, features, first.width, like)
+        self.weights = [
+            torch.stack([initial_weight(trial.seed, layer, n_in, n_out) for trial in trials]).to(like)
+            for layer, (n_in, n_out) in enumerate(itertools.pairwise(sizes))
+            if layer
         ]
-        initial = [initial_weight(first.seed, layer, *sizes[layer : layer + 2]).to(dtype) for layer in range(len(sizes) - 1)]
-        self.wide_weights = [initial[0].repeat(1, count) for count in self._counts]
-        self.weights = [weight.repeat(len(trials), 1, 1) for weight in initial[1:]]
-        self.biases = [torch.zeros(len(trials), 1, n, dtype=dtype) for n in sizes[1:]]
+        self.biases = [like.new_zeros(len(trials), 1, n) for n in sizes[1:]]
+        self.seeds = self.first.seeds
 
-    def step(self, images: Tensor, labels: Tensor) -> Tensor:
-        """One step of gradient descent on the mean cross-entropy; the losses (K,) before it."""
+    def step(self, images: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """One step of gradient descent on the mean cross-entropy, with images (B, d) and a row of labels (S, B) a seed; the losses (K,) before it."""
         logits = self._forward(images, training=True)
-        log_probabilities = logits.log_softmax(-1)
-        index = labels.expand(logits.shape[0], -1).unsqueeze(-1)
+        # log_softmax itself takes four times as long over so few classes.
+        log_probabilities = logits.sub_(logits.logsumexp(-1, keepdim=True))
+        index = labels[self.first.seed_of_replica].unsqueeze(-1)
         losses = -log_probabilities.gather(-1, index).mean((1, 2))
         upstream = log_probabilities.exp_()
         upstream.scatter_add_(-1, index, upstream.new_full((1, 1, 1), -1.0).expand_as(index))
-        self._backward(upstream.div_(len(labels)))
+        self._backward(upstream.mul_(self._rates / labels.shape[1]))
         return losses
 
     def predict(self, images: Tensor) -> Tensor:
-        """Logits (K, B, classes), with BatchNorm's running statistics."""
-        return self._forward(images, training=False)
+        """Logits (K, B, classes) of one batch for all, with BatchNorm's running statistics."""
+        return self._forward([images] * len(self.seeds), training=False)
 
-    def _forward(self, images: Tensor, training: bool) -> Tensor:
-        self._inputs: list[tuple[Tensor, ...]] = []  # of each layer: a tensor a method before the first, then one for all
-        self._outputs: list[Tensor] = []
-        z = self._first_layer(images, training)
+    def _forward(self, images: Sequence[Tensor], training: bool) -> Tensor:
+        self._inputs: list[Tensor | None] = [None]
+        self._activations: list[Tensor] = []
+        self._scaling: list[tuple[Tensor, Tensor]] = []  # of each layer, of the scaled replicas: the product before its scale, the scale
+        z, square = self.first.forward(images, self._bias_inside(0), training)
+        self._scale_(0, z, square)
         for layer, weight in enumerate(self.weights, start=1):
             a = z.tanh_() if self.tanh else torch.nn.functional.leaky_relu_(z, LEAKY_SLOPE)
-            self._outputs.append(a)
-            x = torch.empty_like(a)
-            for site, part, target in zip(self._sites[layer], self._parts(a), self._parts(x), strict=True):
-                target.copy_(site.enter(part, training))
-            self._inputs.append((x,))
-            z = torch.baddbmm(self.biases[layer], x, weight)
-            for site, part in zip(self._sites[layer], self._parts(z), strict=True):
-                _put(site.leave(part), part)
+            self._activations.append(a)
+            x = self._enter(layer, a, training)
+            self._inputs.append(x)
+            z = torch.baddbmm(self._bias_inside(layer), x, weight)
+            self._scale_(layer, z, x[self._scaled].square().sum(-1, keepdim=True) if self._has_scaled else None)
         return z
 
-    def _first_layer(self, images: Tensor, training: bool) -> Tensor:
-        z = images.new_empty(len(self._step_sizes), len(images), self.biases[0].shape[-1])
-        inputs = []
-        for site, weight, bias, part in zip(self._sites[0], self.wide_weights, self._parts(self.biases[0]), self._parts(z), strict=True):
-            x = site.enter(images, training)
-            inputs.append(x)
-            y = (x @ weight).view(len(images), len(bias), -1).transpose(0, 1)
-            part.copy_(site.leave(y + bias))
-        self._inputs.append(tuple(inputs))
-        return z
+    def _enter(self, layer: int, a: Tensor, training: bool) -> Tensor:
+        # What the layer is given: a, or a copy of it where a replica's method changes it.
+        if not (_length(self._normed) or _length(self._centred)):
+            return a
+        x = a.clone()
+        if _length(self._normed):
+            self._batch_norms[layer - 1].normalise_(x[self._normed], training)
+        if _length(self._centred):
+            centred = x[self._centred]
+            centred -= centred.mean(-1, keepdim=True)
+        return x
+
+    def _enter_backward_(self, layer: int, dx: Tensor) -> None:
+        if _length(self._normed):
+            self._batch_norms[layer - 1].backward_(dx[self._normed])
+        if _length(self._centred):
+            centred = dx[self._centred]
+            centred -= centred.mean(-1, keepdim=True)
+
+    def _bias_inside(self, layer: int) -> Tensor:
+        return self.biases[layer] * self._inside if self._has_scaled else self.biases[layer]
+
+    def _scale_(self, layer: int, product: Tensor, square: Tensor | None) -> None:
+        # Makes z of the product, in its place.
+        if square is None:
+            return
+        s, scaled = self._scales[layer].scale(square), product[self._scaled]
+        before = scaled.clone()
+        torch.addcmul(self.biases[layer][self._scaled] * self._outside, before, s, out=scaled)
+        self._scaling.append((before, s))
 
     def _backward(self, dz: Tensor) -> None:
         for layer in range(len(self.weights), 0, -1):
-            weight, (x,) = self.weights[layer - 1], self._inputs[layer]
-            for site, part in zip(self._sites[layer], self._parts(dz), strict=True):
-                _put(site.leave_backward(part), part)
-            da = torch.bmm(dz, weight.mT)
-            change = dz.mul_(self._step_sizes)
-            weight.baddbmm_(x.mT, change)
-            self.biases[layer] += change.sum(1, keepdim=True)
-            for site, part in zip(self._sites[layer], self._parts(da), strict=True):
-                _put(site.enter_backward(part), part)
-            a = self._outputs[layer - 1]
-            dz = torch.ops.aten.tanh_backward(da, a) if self.tanh else torch.ops.aten.leaky_relu_backward(da, a, LEAKY_SLOPE, True)
-        for site, part in zip(self._sites[0], self._parts(dz), strict=True):
-            _put(site.leave_backward(part), part)
-        change = dz.mul_(self._step_sizes)
-        self.biases[0] += change.sum(1, keepdim=True)
-        for weight, x, part in zip(self.wide_weights, self._inputs[0], self._parts(change), strict=True):
-            weight.addmm_(x.mT, part.transpose(0, 1).reshape(len(x), -1))
+            weight, x = self.weights[layer - 1], self._inputs[layer]
+            assert x is not None
+            radial = self._leave_backward_(layer, dz)
+            dx = torch.bmm(dz, weight.mT)
+            weight.baddbmm_(x.mT, dz)
+            if radial is not None:
+                dx[self._scaled].addcmul_(x[self._scaled], radial)
+            self._enter_backward_(layer, dx)
+            a = self._activations[layer - 1]
+            dz = torch.ops.aten.tanh_backward(dx, a) if self.tanh else torch.ops.aten.leaky_relu_backward(dx, a, LEAKY_SLOPE, True)
+        self._leave_backward_(0, dz)
+        self.first.update(dz)
 
-    def _parts(self, replicas: Tensor) -> tuple[Tensor, ...]:
-        parts: tuple[Tensor, ...] = replicas.split(self._counts)
-        return parts
+    def _leave_backward_(self, layer: int, dz: Tensor) -> Tensor | None:
+        # Updates the bias and turns dz into the gradient of the product, in its place; returns what multiplies each scaled row of x in dx.
+        ones = dz.new_ones(len(dz), 1, dz.shape[1])
+        if not self._has_scaled:
+            self.biases[layer].baddbmm_(ones, dz)
+            return None
+        (before, s), start = self._scaling[layer], self._scaled.start
+        if _length(self._affine):
+            ones[self._affine] = s[self._affine.start - start : self._affine.stop - start].mT
+        self.biases[layer].baddbmm_(ones, dz)
+        scaled = dz[self._scaled]
+        radial = (scaled * before).sum(-1, keepdim=True).mul_(self._scales[layer].curvature(s)) if layer else None
+        scaled *= s
+        return radial
 
 
-def _put(value: Tensor, place: Tensor) -> None:
-    if value is not place:  # a method that changes nothing returns what it was given
-        place.copy_(value)
+def sort_key(trial: Trial) -> tuple[int, int, float]:
+    """The order of the replicas of a stack."""
+    return ORDER.index(trial.method), trial.seed, trial.learning_rate
+
+
+def _spans(trials: Sequence[Trial]) -> dict[str, slice]:
+    # The replicas of each method; where there are none, an empty slice where they would stand.
+    counts = [sum(trial.method == method for trial in trials) for method in ORDER]
+    ends = list(itertools.accumulate(counts))
+    if [trial.method for trial in trials] != sorted((trial.method for trial in trials), key=ORDER.index):
+        raise ValueError("the trials of a stack stand in the order of sort_key")
+    return {method: slice(end - count, end) for method, count, end in zip(ORDER, counts, ends, strict=True)}
+
+
+def _length(span: slice) -> int:
+    return int(span.stop - span.start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from affine_divergence.lab.outcome import Outcome
 from affine_divergence.lab.training._seeds import image_order
-from affine_divergence.lab.training._stack import Stack
+from affine_divergence.lab.training._stack import Stack, sort_key
 from affine_divergence.lab.trial import Trial
 
 if TYPE_CHECKING:
@@ -22,33 +22,31 @@ CHUNK = 1000  # rows evaluated at once
 CHANCE_MARGIN = 1.09  # accuracy up to 1.09/classes counts as chance: 10.9 % for ten classes
 
 
-def train(trials: Sequence[Trial], splits: Splits) -> list[Outcome]:
-    """Train trials that share all but method and learning rate; outcomes in the trials' order.
+def train(trials: Sequence[Trial], splits: Splits, device: str = "cpu") -> list[Outcome]:
+    """Train trials that share all but method, learning rate and seed; outcomes in the trials' order.
 
     The curves hold a value an epoch and one at the last step: the training loss averaged over the steps since the value
     before, and the validation accuracy.
     """
     wall, cpu = time.perf_counter(), time.process_time()
-    order = sorted(range(len(trials)), key=lambda i: (trials[i].method, trials[i].learning_rate))
+    order = sorted(range(len(trials)), key=lambda i: sort_key(trials[i]))
     ordered = [trials[i] for i in order]
     first = ordered[0]
     for other in ordered:
         if other.shared != first.shared:
-            raise ValueError(f"the trials of a stack share all but method and learning rate; got {first!r} and {other!r}")
-    inputs, labels = splits.train.inputs, splits.train.labels
-    stack = Stack(ordered, inputs.shape[1], splits.classes, inputs.dtype)
+            raise ValueError(f"the trials of a stack share all but method, learning rate and seed; got {first!r} and {other!r}")
+    inputs, labels = (part[: first.train_images].to(device) for part in (splits.train.inputs, splits.train.labels))
+    if first.train_images is not None and len(inputs) < first.train_images:
+        raise ValueError(f"train_images = {first.train_images}, but the training part of {splits.name} has {len(inputs)} images")
+    stack = Stack(ordered, inputs.shape[1], splits.classes, inputs)
     losses: list[Tensor] = []
     accuracies: list[Tensor] = []
-    for batches in _epochs(first, len(inputs)):
-        total, rows = torch.zeros(len(ordered), dtype=torch.float64), 0
-        for batch in batches:
-            total += stack.step(inputs[batch], labels[batch]) * len(batch)
-            rows += len(batch)
-        losses.append(total / rows)
-        accuracies.append(_accuracy(stack, splits.validation))
-    test = _accuracy(stack, splits.test) if first.role == "evaluation" else None
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    for batches in _epochs(first, stack.seeds, len(inputs)):
+        losses.append(descend(stack, inputs, labels, batches))
+        accuracies.append(_accuracy(stack, splits.validation, device))
+    test = _accuracy(stack, splits.test, device) if first.role == "evaluation" else None
     loss_curves, accuracy_curves = torch.stack(losses, 1).tolist(), torch.stack(accuracies, 1).tolist()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     outcomes = {
         index: _outcome(
             loss_curves[place],
@@ -64,18 +62,28 @@ def train(trials: Sequence[Trial], splits: Splits) -> list[Outcome]:
     return [outcomes[index] for index in range(len(trials))]
 
 
-def _epochs(trial: Trial, count: int) -> Iterator[Iterator[Tensor]]:
-    # The minibatches of each epoch; a budget in steps may end within one.
+def descend(stack: Stack, inputs: Tensor, labels: Tensor, batches: Iterable[Tensor]) -> Tensor:
+    """A step for each minibatch, (seeds, B) rows of the inputs; the training losses (K,) averaged over them."""
+    total, count = inputs.new_zeros(len(stack.biases[0]), dtype=torch.float64), 0
+    for batch in batches:
+        rows = batch.to(inputs.device)
+        total += stack.step([inputs.index_select(0, of_seed) for of_seed in rows], labels[rows]) * rows.shape[1]
+        count += rows.shape[1]
+    return total / count
+
+
+def _epochs(trial: Trial, seeds: Sequence[int], count: int) -> Iterator[Iterator[Tensor]]:
+    # The minibatches of each epoch, (seeds, B) rows of images; a budget in steps may end within one.
     per_epoch = math.ceil(count / trial.batch_size)
     steps = trial.steps if trial.steps is not None else (trial.epochs or 0) * per_epoch
     for epoch in range(math.ceil(steps / per_epoch)):
-        order = image_order(trial.seed, epoch, count)
-        yield itertools.islice(iter(order.split(trial.batch_size)), steps - epoch * per_epoch)
+        order = torch.stack([image_order(seed, epoch, count) for seed in seeds])
+        yield itertools.islice(iter(order.split(trial.batch_size, dim=1)), steps - epoch * per_epoch)
 
 
-def _accuracy(stack: Stack, part: Part) -> Tensor:
+def _accuracy(stack: Stack, part: Part, device: str) -> Tensor:
     right = sum(
-        (stack.predict(rows).argmax(-1) == labels).sum(-1)
+        (stack.predict(rows.to(device)).argmax(-1) == labels.to(device)).sum(-1)
         for rows, labels in zip(part.inputs.split(CHUNK), part.labels.split(CHUNK), strict=True)
     )
     assert isinstance(right, Tensor)

@@ -1,0 +1,105 @@
+# affdiv bench training: the lab's stacks against the loop that a user would write, on the same trials.
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from affine_divergence.lab.benchmarks._interleave import interleaved, one_thread
+from affine_divergence.lab.training._seeds import image_order
+from affine_divergence.lab.training._stack import Stack, sort_key
+from affine_divergence.lab.training._train import descend
+from affine_divergence.lab.trial import Method, Trial
+from affine_divergence.nn import AffineLikeLinear
+
+IMAGES, FEATURES, CLASSES, DEPTH = 45_000, 3072, 10, 3  # the training part of CIFAR-10
+SHAPES = ((16, 32), (64, 32), (64, 128))  # width, batch size
+METHODS: tuple[Method, ...] = ("none", "affine-like", "batch-norm")
+REPLICAS = 16
+ROWS_A_ROUND = 3200  # images that each replica sees in a round
+
+
+def training(repeats: int) -> str:
+    """The table of `affdiv bench training`."""
+    text = [
+        f"{FEATURES}-w-w-w-{CLASSES}, Tanh, SGD, float32, {REPLICAS} learning rates of one seed, {IMAGES:,} images in memory, CPU, 1 thread, torch {torch.__version__}",
+        f"medians of {repeats} interleaved rounds of {ROWS_A_ROUND:,} images a replica, CPU time; an epoch is {IMAGES:,} images",
+        "usual: an nn.Sequential a trial, DataLoader over a TensorDataset, optim.SGD. stacked: one batched model.",
+        "",
+        f"{'width':>5}{'batch':>7}  {'method':<13}{'replica-epochs / CPU s':>26}{'':>6}{'GFLOP/s':>20}",
+        f"{'':>5}{'':>7}  {'':<13}{'usual':>13}{'stacked':>13}{'ratio':>8}{'usual':>9}{'stacked':>9}",
+    ]
+    inputs = torch.randn(IMAGES, FEATURES, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(CLASSES, (IMAGES,), generator=torch.Generator().manual_seed(1))
+    with one_thread():
+        for (width, batch_size), method in itertools.product(SHAPES, METHODS):
+            trials = [
+                Trial(
+                    data="synthetic", method=method, width=width, depth=DEPTH, activation="tanh", batch_size=batch_size,
+                    learning_rate=0.001 * (1 + place), seed=0, epochs=1,
+                )
+                for place in range(REPLICAS)
+            ]  # fmt: skip
+            pieces = {"usual": _usual(trials, inputs, labels), "stacked": _stacked(trials, inputs, labels)}
+            seconds = interleaved(pieces, repeats, warm=1)
+            epochs = REPLICAS * (ROWS_A_ROUND // batch_size) * batch_size / IMAGES
+            usual, stacked = (epochs / seconds[name] for name in ("usual", "stacked"))
+            flops = 1e-9 * IMAGES * _operations(width)
+            text.append(
+                f"{width:>5}{batch_size:>7}  {method:<13}{usual:>13.2f}{stacked:>13.2f}{stacked / usual:>8.2f}"
+                f"{usual * flops:>9.1f}{stacked * flops:>9.1f}"
+            )
+    return "\n".join(text)
+
+
+def _operations(width: int) -> int:
+    # Floating-point operations of an image: each weight takes part in a product forward, one for its own gradient and,
+    # but for the first layer's, one for the gradient of its input.
+    first, rest = FEATURES * width, (DEPTH - 1) * width**2 + width * CLASSES
+    return 4 * first + 6 * rest
+
+
+def _usual(trials: list[Trial], inputs: Tensor, labels: Tensor) -> Callable[[], None]:
+    dataset = TensorDataset(inputs, labels)
+    nets = [_net(trial) for trial in trials]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=trial.learning_rate) for net, trial in zip(nets, trials, strict=True)]
+    batch_size = trials[0].batch_size
+
+    def run() -> None:
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            loader = DataLoader(dataset, batch_size, shuffle=True)
+            for images, targets in itertools.islice(loader, ROWS_A_ROUND // batch_size):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(images), targets).backward()
+                optimizer.step()
+
+    return run
+
+
+def _stacked(trials: list[Trial], inputs: Tensor, labels: Tensor) -> Callable[[], None]:
+    stack = Stack(sorted(trials, key=sort_key), FEATURES, CLASSES, inputs)
+    batch_size = trials[0].batch_size
+
+    def batches() -> Iterator[Tensor]:
+        order = image_order(0, 0, IMAGES)[None]
+        yield from itertools.islice(order.split(batch_size, dim=1), ROWS_A_ROUND // batch_size)
+
+    def run() -> None:
+        descend(stack, inputs, labels, batches())
+
+    return run
+
+
+def _net(trial: Trial) -> nn.Sequential:
+    sizes = [FEATURES, *[trial.width] * trial.depth, CLASSES]
+    layers: list[nn.Module] = []
+    for layer, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
+        if layer:
+            layers.append(nn.Tanh())
+        if trial.method == "batch-norm":
+            layers.append(nn.BatchNorm1d(n_in, affine=False))
+        layers.append(AffineLikeLinear(n_in, n_out) if trial.method == "affine-like" else nn.Linear(n_in, n_out))
+    return nn.Sequential(*layers)
