@@ -11,6 +11,14 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cifar10", metavar="PATH", help="the real CIFAR-10, in any form that can be read; skipped without")
+    parser.addoption("--slow", action="store_true", help="also the tests marked slow, which take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes: pytest --slow"))
 
 
 @pytest.fixture(autouse=True)

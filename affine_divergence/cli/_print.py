@@ -1,30 +1,47 @@
-# A study's report: its files written, its tables shown in the terminal.
+# A study's report: its files written, its verdicts and tables shown in the terminal.
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from affine_divergence.lab.report import HEADERS, headline, lines, write_report
+from affine_divergence.lab.report import CLAIM_HEADERS, FEW, HEADERS, Report, claim_line, headline, lines, matrix, write_report
 from affine_divergence.lab.store import Record
 from affine_divergence.lab.summary import Summary
 
-
-def show_report(records: Sequence[Record], grid_text: str, out: Path) -> None:
-    page, summary = write_report(records, grid_text, out)
-    _print_tables(summary)
-    print(f"report: {page}")
-
-
-def _print_tables(summary: Summary) -> None:
+if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+
+def show_report(records: Sequence[Record], grid_text: str, out: Path, claims_text: str | None = None) -> None:
+    """Write the report; the claims are those that the study kept, if any."""
+    report = write_report(records, grid_text, out, claims_text)
+    _print_tables(report)
+    print(f"report: {report.page}")
+
+
+def _print_tables(report: Report) -> None:
+    from rich.console import Console
+
+    summary = report.summary
     console = Console(width=None if sys.stdout.isatty() else 140)
+    if report.claims:
+        table = _table(f"{summary.grid.study} on {summary.grid.data}: did the paper's claims hold?", CLAIM_HEADERS, left=(0, 1, 2, 7))
+        for judged in report.claims:
+            table.add_row(*claim_line(judged).cells)
+        console.print(table)
+        console.print()
+    (_print_settings if len(summary.settings) <= FEW else _print_matrix)(console, summary)
+    if summary.missing:
+        verdicts = " The verdicts are not final." if report.claims else ""
+        console.print(f"Not finished: {summary.missing} trials of the present stage are missing.{verdicts}")
+
+
+def _print_settings(console: Console, summary: Summary) -> None:
     for setting in summary.settings:
-        table = Table(title=f"{summary.grid.study} on {summary.grid.data}: {setting.name}", title_justify="left")
-        for place, header in enumerate(HEADERS):
-            table.add_column(header, justify="left" if place == 0 else "right")
+        table = _table(f"{summary.grid.study} on {summary.grid.data}: {setting.name}", HEADERS)
         rows = lines(setting)
         for row in rows:
             table.add_row(*row.cells)
@@ -33,5 +50,22 @@ def _print_tables(summary: Summary) -> None:
         for flag in (flag for row in rows for flag in row.flags):
             console.print(f"Note: {flag}.", highlight=False)
         console.print()
-    if summary.missing:
-        console.print(f"Not finished: {summary.missing} trials of the present stage are missing.")
+
+
+def _print_matrix(console: Console, summary: Summary) -> None:
+    methods, rows = matrix(summary.settings)
+    table = _table(f"{summary.grid.study} on {summary.grid.data}: test accuracy, %, ± half its 95 % interval", ("setting", "n", *methods))
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print("*: a learning rate at the edge of those tried. †: runs diverged, which count as chance.", highlight=False)
+    console.print()
+
+
+def _table(title: str, headers: Sequence[str], left: Sequence[int] = (0,)) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for place, header in enumerate(headers):
+        table.add_column(header, justify="left" if place in left else "right")
+    return table

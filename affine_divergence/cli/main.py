@@ -8,9 +8,13 @@ import cyclopts
 
 import affine_divergence
 from affine_divergence.cli.bench import bench
+from affine_divergence.cli.data import data
+from affine_divergence.cli.plan import plan
 from affine_divergence.cli.report import report
 from affine_divergence.cli.reproduce import reproduce
+from affine_divergence.cli.resume import resume
 from affine_divergence.cli.run import run
+from affine_divergence.cli.status import status
 from affine_divergence.lab.errors import BadInputError, StudyFailedError
 
 app = cyclopts.App(
@@ -23,7 +27,11 @@ app = cyclopts.App(
 )
 app.command(reproduce)
 app.command(run)
+app.command(resume)
+app.command(status)
+app.command(plan)
 app.command(report)
+app.command(data)
 app.command(bench)
 
 
@@ -40,12 +48,13 @@ def call(arguments: Sequence[str] | None = None) -> int:
         return _say(error, 2)
     except StudyFailedError as error:
         return _say(error, 1)
-    except KeyboardInterrupt:
-        print("affdiv: interrupted; what was finished is stored, the same command goes on from there", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        way_out = "; ".join(getattr(error, "__notes__", ["the same command goes on from there"]))
+        print(f"affdiv: interrupted; what was finished is stored, {way_out}", file=sys.stderr)
+        return getattr(error, "exit_code", 130)
     return 0
 
 
 def _say(error: Exception, code: int) -> int:
-    print("affdiv:", " ".join(str(error).split()), file=sys.stderr)
+    print("affdiv:", " ".join("; ".join([str(error), *getattr(error, "__notes__", ())]).split()), file=sys.stderr)
     return code

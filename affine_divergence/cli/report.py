@@ -18,11 +18,11 @@ def report(source: Path, /, *, out: Out = Path("report")) -> None:
     source
         Store folder of affdiv run, or a trials.parquet.
     """
-    text, records = _load(source)
-    show_report(records, text, out)
+    text, records, claims = _load(source)
+    show_report(records, text, out, claims)
 
 
-def _load(source: Path) -> tuple[str, list[Record]]:
+def _load(source: Path) -> tuple[str, list[Record], str | None]:
     if source.is_file():
         return from_frame(read_parquet(source))
     if not source.exists():
@@ -31,4 +31,4 @@ def _load(source: Path) -> tuple[str, list[Record]]:
         text = store.get("grid")
         if text is None:
             raise BadInputError(f"the store {source} is empty; run a study into it first")
-        return text, store.records()
+        return text, store.records(), store.get("claims")

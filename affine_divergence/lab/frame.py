@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     import polars
 
 PROVENANCE = ("source_digest", "data_digest", "device", "processor", "threads", "python", "torch")
+LATER = ("train_images", "claims")  # columns that older tables lack; null there
 
 
-def to_frame(records: Sequence[Record], study: str, grid_text: str) -> polars.DataFrame:
-    """A row a trial: its fields, key, status and scores, curves, provenance, and the text of the grid file."""
+def to_frame(records: Sequence[Record], study: str, grid_text: str, claims_text: str | None = None) -> polars.DataFrame:
+    """A row a trial: its fields, key, status and scores, curves, provenance, and the texts of the grid file and of the claims."""
     import polars
 
     rows = [
@@ -31,14 +32,15 @@ def to_frame(records: Sequence[Record], study: str, grid_text: str) -> polars.Da
             **asdict(record.outcome),
             **{name: record.provenance.get(name) for name in PROVENANCE},
             "grid": grid_text,
+            "claims": claims_text,
         }
         for record in records
     ]
     return polars.DataFrame(rows, schema=_schema())
 
 
-def from_frame(frame: polars.DataFrame) -> tuple[str, list[Record]]:
-    """The grid file's text and the records of a table made by `to_frame`."""
+def from_frame(frame: polars.DataFrame) -> tuple[str, list[Record], str | None]:
+    """The grid file's text, the records and the claims' text of a table made by `to_frame`; no claims where the study kept none."""
     texts = frame["grid"].unique().to_list()
     if not texts:
         raise BadInputError("the table holds no trials")
@@ -48,7 +50,10 @@ def from_frame(frame: polars.DataFrame) -> tuple[str, list[Record]]:
         raise BadInputError("the table's column grid is empty; it holds the text of the study's grid file")
     if frame["key"].is_duplicated().any():
         raise BadInputError("the table holds a trial twice, which would count as two seeds; keep one row a key")
-    return texts[0], [_record(row) for row in frame.iter_rows(named=True)]
+    claims = frame["claims"].unique().to_list()
+    if len(claims) > 1:
+        raise BadInputError(f"the table holds {len(claims)} texts of claims; a study is judged by the one that was current when it began")
+    return texts[0], [_record(row) for row in frame.iter_rows(named=True)], claims[0]
 
 
 def read_parquet(path: Path) -> polars.DataFrame:
@@ -59,8 +64,8 @@ def read_parquet(path: Path) -> polars.DataFrame:
     except (OSError, polars.exceptions.PolarsError) as error:
         raise BadInputError(f"cannot read {path} as Parquet: {first_line(error)}") from error
     schema = _schema()
-    if "train_images" not in frame.columns:  # a table made before there was such a field
-        frame = frame.with_columns(polars.lit(None, polars.Int64).alias("train_images"))
+    later = {name: schema[name] for name in LATER if name not in frame.columns}
+    frame = frame.with_columns(polars.lit(None, dtype).alias(name) for name, dtype in later.items())
     missing = sorted(set(schema) - set(frame.columns))
     if missing:
         raise BadInputError(f"{path} is not a table of trials: it lacks {', '.join(missing)}")
@@ -118,4 +123,5 @@ def _schema() -> dict[str, Any]:
         "reason": pl.String,
         **{name: pl.Int64 if name == "threads" else pl.String for name in PROVENANCE},
         "grid": pl.String,
+        "claims": pl.String,
     }

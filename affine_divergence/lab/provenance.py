@@ -19,13 +19,15 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def provenance(data_digest: str) -> dict[str, str | int]:
+def provenance(data_digest: str, device: str = "cpu") -> dict[str, str | int]:
     import torch
+
+    from affine_divergence.lab.devices import device_name
 
     return {
         "source_digest": source_digest(),
         "data_digest": data_digest,
-        "device": "cpu",
+        "device": device_name(device),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

@@ -1,11 +1,11 @@
 # The store: one SQLite file in a folder, one writer, one transaction for a finished stack.
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,11 +13,24 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from affine_divergence.lab.errors import BadInputError, StudyFailedError, first_line
+from affine_divergence.lab.grid import Grid, parse_grid
+from affine_divergence.lab.interrupts import heard, sheltered
+from affine_divergence.lab.lock import locked
 from affine_divergence.lab.outcome import Outcome
 from affine_divergence.lab.trial import Trial
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)  # 1 lacks the queue; it gets one when it is next written to
 FILE = "store.sqlite"
+PATIENCE = 30.0  # seconds to wait for another program that writes to the file
+
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS study (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS trials (key TEXT PRIMARY KEY, status TEXT NOT NULL, trial TEXT NOT NULL, "
+    "outcome TEXT NOT NULL, provenance TEXT NOT NULL)",
+    # The stacks of the present round: a trial's last bits depend on its stack, so a run that goes on must train the same ones.
+    "CREATE TABLE IF NOT EXISTS queue (place INTEGER PRIMARY KEY, running INTEGER NOT NULL, trials TEXT NOT NULL)",
+)
 
 
 @dataclass(frozen=True)
@@ -29,23 +42,37 @@ class Record:
     provenance: Mapping[str, str | int]
 
 
-class Store:
-    """Results by key. Open one with `opened` to write, or `read` to look."""
+@dataclass(frozen=True)
+class Queued:
+    """A stack of the present round, at its place in the queue."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    place: int
+    trials: tuple[Trial, ...]
+    running: bool = False
+
+
+class Store:
+    """Results by key, and the stacks to train next. Open one with `opened` to write, or `read` to look."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, version: int = FORMAT) -> None:
         self._connection = connection
+        self._path = path
+        self._version = version
 
     def get(self, name: str) -> str | None:
-        """A value of the study as a whole: its name, grid file, data digest."""
+        """A value of the study as a whole: its name, grid file, data digest, the path of its data."""
         row = self._connection.execute("SELECT value FROM study WHERE name = ?", (name,)).fetchone()
         return None if row is None else str(row[0])
 
-    def put(self, name: str, value: str) -> None:
-        with self._connection:
-            self._connection.execute("INSERT OR REPLACE INTO study VALUES (?, ?)", (name, value))
+    def put(self, values: Mapping[str, str], *, forget_queue: bool = False) -> None:
+        """Set values of the study; a queue that was planned for another grid is to be forgotten with them."""
+        with self._transaction():
+            self._connection.executemany("INSERT OR REPLACE INTO study VALUES (?, ?)", list(values.items()))
+            if forget_queue:
+                self._connection.execute("DELETE FROM queue")
 
-    def add(self, records: Sequence[Record]) -> None:
-        """All of a stack's records, or none of them."""
+    def add(self, records: Sequence[Record], *, running: Collection[int] = ()) -> None:
+        """All of a stack's records, or none of them; and the places in the queue of the stacks that are trained from now on."""
         rows = [
             (
                 record.trial.key,
@@ -56,8 +83,10 @@ class Store:
             )
             for record in records
         ]
-        with self._connection:
+        with self._transaction():
             self._connection.executemany("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", rows)
+            self._connection.execute("UPDATE queue SET running = 0 WHERE running")
+            self._connection.executemany("UPDATE queue SET running = 1 WHERE place = ?", [(place,) for place in running])
 
     def records(self) -> list[Record]:
         """Everything stored, in the order of the keys."""
@@ -67,22 +96,42 @@ class Store:
             for trial, outcome, provenance in rows
         ]
 
+    def begin(self, stacks: Sequence[Sequence[Trial]]) -> None:
+        """The stacks of a round, in place of those of the round before."""
+        with self._transaction():
+            self._connection.execute("DELETE FROM queue")
+            self._enqueue(stacks)
+
+    def split(self, place: int, parts: Sequence[Sequence[Trial]]) -> list[Queued]:
+        """Parts in place of a stack of the queue."""
+        with self._transaction():
+            self._connection.execute("DELETE FROM queue WHERE place = ?", (place,))
+            (last,) = self._connection.execute("SELECT coalesce(max(place), 0) FROM queue").fetchone()
+            self._enqueue(parts)
+        return [queued for queued in self.queue() if queued.place > last]
+
+    def queue(self) -> list[Queued]:
+        """The stacks of the present round, finished ones too."""
+        if self._version == 1:
+            return []
+        rows = self._connection.execute("SELECT place, trials, running FROM queue ORDER BY place")
+        return [Queued(place, _trials(text), bool(running)) for place, text, running in rows]
+
+    def _enqueue(self, stacks: Sequence[Sequence[Trial]]) -> None:
+        rows = [("[" + ",".join(trial.model_dump_json() for trial in stack) + "]",) for stack in stacks]
+        self._connection.executemany("INSERT INTO queue (running, trials) VALUES (0, ?)", rows)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with sheltered(), _transaction(self._connection, self._path):
+            yield
+
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
     """The folder's store for writing, made where there is none; refused while another run writes to it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("a")
-    except OSError as error:
-        raise BadInputError(f"cannot write to the store {folder}: {error.strerror}; name another folder") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BadInputError(f"another run is writing to the store {folder}; wait for it, or name another folder") from error
-        with _connected(folder / FILE) as connection:
-            yield Store(connection)
+    with locked(folder), _connected(folder / FILE) as store:
+        yield store
 
 
 @contextmanager
@@ -90,48 +139,97 @@ def read(folder: Path) -> Iterator[Store]:
     """The folder's store for reading, also while a run writes to it."""
     if not (folder / FILE).is_file():
         raise BadInputError(f"{folder} holds no store (no {FILE}); give the folder that `affdiv run --store` wrote to")
-    with _connected(folder / FILE, writing=False) as connection:
-        yield Store(connection)
+    with _connected(folder / FILE, writing=False) as store:
+        yield store
+
+
+def study_of(store: Store, folder: Path) -> tuple[Grid, str]:
+    """The grid that a store was last run for, checked, and its text."""
+    text = store.get("grid")
+    if text is None:
+        raise BadInputError(f"the store {folder} is empty; run a study into it first")
+    return parse_grid(text, f"the grid in {folder}"), text
 
 
 @contextmanager
-def _connected(path: Path, *, writing: bool = True) -> Iterator[sqlite3.Connection]:
-    connection = None
+def _connected(path: Path, *, writing: bool = True) -> Iterator[Store]:
+    store = None
     try:
-        connection = _prepared(path, writing)
-        yield connection
+        store = _prepared(path, writing)
+        yield store
     except sqlite3.OperationalError as error:
-        if connection is None:
+        if store is None and not _full(error):
             raise BadInputError(f"the store {path} cannot be used: {error}") from error
-        raise StudyFailedError(f"the store {path} failed: {error}; what was finished before is stored") from error
+        way_out = "make room on its disk" if _full(error) else "see to its disk"
+        raise StudyFailedError(f"the store {path} failed: {error}; what was finished before is stored: {way_out}") from error
     except (sqlite3.DatabaseError, ValidationError, json.JSONDecodeError) as error:
         raise BadInputError(f"the store {path} cannot be used: {first_line(error)}") from error
     finally:
-        if connection is not None:
-            connection.close()
+        if store is not None:
+            store._connection.close()
 
 
-def _prepared(path: Path, writing: bool) -> sqlite3.Connection:
+def _prepared(path: Path, writing: bool) -> Store:
     readable = path.resolve().as_uri() + "?mode=ro"
     # In a folder that cannot be written to SQLite can read only what it is told will not change.
     uri = path.resolve().as_uri() if writing else readable if os.access(path.parent, os.W_OK) else readable + "&immutable=1"
-    connection = sqlite3.connect(uri, timeout=30.0, uri=True)
+    connection = sqlite3.connect(uri, timeout=1.0, uri=True, isolation_level=None)
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0 and writing:
-            connection.execute("PRAGMA journal_mode = WAL")
-            with connection:
-                connection.execute("CREATE TABLE IF NOT EXISTS study (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS trials (key TEXT PRIMARY KEY, status TEXT NOT NULL, trial TEXT NOT NULL, "
-                    "outcome TEXT NOT NULL, provenance TEXT NOT NULL)"
-                )
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
-        elif version != FORMAT:
-            raise BadInputError(f"{path} has the store format {version}, this version reads {FORMAT}; use another folder")
+        if version == 0 and not writing:
+            raise BadInputError(f"the store {path} is empty; run a study into it first")
+        if version not in (0, *READABLE):
+            readable = " and ".join(map(str, READABLE))
+            raise BadInputError(f"{path} has the store format {version}, this version reads {readable}; use another folder")
         if writing:
+            if version == 0:
+                connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
+            if version < FORMAT:
+                with _transaction(connection, path):
+                    for table in TABLES:
+                        connection.execute(table)
+                    connection.execute(f"PRAGMA user_version = {FORMAT}")
+                version = FORMAT
     except BaseException:
         connection.close()
         raise
-    return connection
+    return Store(connection, path, version)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    _begin(connection, path)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _begin(connection: sqlite3.Connection, path: Path) -> None:
+    # Each try waits a second in SQLite, where no signal is heard; an interruption is given two more seconds to store what is finished.
+    start = time.monotonic()
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            waited = time.monotonic() - start
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            if waited >= PATIENCE or (heard() and waited >= 2.0):
+                raise StudyFailedError(
+                    f"another program has been writing to the store {path} for {waited:.0f} s; what was finished before is stored: "
+                    "close that program"
+                ) from error
+
+
+def _full(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
+def _trials(text: str) -> tuple[Trial, ...]:
+    return tuple(Trial.model_validate(values) for values in json.loads(text))

@@ -1,88 +1,116 @@
-# Runs a study: plans its trials, trains the missing ones stack by stack, stores what is finished.
+# Runs a study: plans its trials round by round, trains the missing ones, stores what is finished.
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from pathlib import Path
 
 from affine_divergence.lab.data import load
 from affine_divergence.lab.errors import BadInputError, StudyFailedError
-from affine_divergence.lab.executors import processes, train_stack
-from affine_divergence.lab.grid import Grid
-from affine_divergence.lab.store import Record, Store
+from affine_divergence.lab.executors import Workers, processes
+from affine_divergence.lab.grid import Grid, parse_grid
+from affine_divergence.lab.interrupts import stoppable
+from affine_divergence.lab.rounds import Round, unfinished
+from affine_divergence.lab.stacks import stacks
+from affine_divergence.lab.stages import missing, scores as scores
+from affine_divergence.lab.store import Queued, Store
+from affine_divergence.lab.takeover import take_over
 from affine_divergence.lab.trial import Trial
-from affine_divergence.lab.tuning import plan
-
-MAX_STACK, MAX_COLUMNS = 96, 2560  # replicas, and columns of their first layers: on CIFAR-10 31 MB of weights, read and written at every step
+from affine_divergence.lab.worker import Setup
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage, the number of its trials finished, and of all its trials."""
 
 
 def run(
-    grid: Grid, text: str, store: Store, path: Path | None, *, workers: int = 1, cache: Path | None = None, progress: Progress
+    grid: Grid,
+    text: str,
+    store: Store,
+    path: Path | None,
+    *,
+    workers: int = 1,
+    cache: Path | None = None,
+    device: str = "cpu",
+    table: Path | None = None,
+    progress: Progress,
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Bring the store to the end of the study; what it already holds is not run again."""
-    dataset = load(grid.data, path, cache=cache)
-    _bind(store, grid, text, dataset.digest)
-    missing = _missing(grid, store)
-    if not missing:
-        return
-    with processes(workers, grid.data, path, cache) as executor:
-        while missing:
-            stage = "tuning" if missing[0].role == "tuning" else "evaluation"
-            total, finished = len(missing), 0
-            progress(stage, finished, total)
-            futures = [executor.submit(train_stack, stack) for stack in stacks(missing)]
-            failures: list[Record] = []
-            try:
-                for future in as_completed(futures):
-                    records = future.result()
-                    store.add(records)
-                    failures.extend(record for record in records if record.outcome.status == "failed")
-                    finished += len(records)
-                    progress(stage, finished, total)
-            except BrokenProcessPool as error:
-                raise StudyFailedError(
-                    "a worker process died, perhaps for lack of memory; what is finished is stored: run it again with fewer --workers"
-                ) from error
-            if failures:
-                raise StudyFailedError(f"{len(failures)} trials failed, the first with: {failures[0].outcome.reason}")
-            missing = _missing(grid, store)
+    """Bring the store to the end of the study; what it holds, or takes over from a table of trials, is not run again.
+
+    The rounds are those of a run that nothing disturbs: one that was begun is finished as it was planned before the next is.
+    """
+    with stoppable():
+        path, digest = _data(store, grid, path, cache)
+        _bind(store, grid, text, path, digest)
+        if table is not None:
+            take_over(table, grid, store, digest, say)
+        failed: dict[Trial, str] = {}
+        queue = _next(store, grid, failed)
+        if queue:
+            with processes(workers, Setup(grid.data, path, cache, device)) as executor:
+                while queue:
+                    _train(store, executor, queue, failed, progress)
+                    queue = _next(store, grid, failed)
+    if failed:
+        raise StudyFailedError(f"{len(failed)} trials failed, the first with: {next(iter(failed.values()))}")
 
 
-def _missing(grid: Grid, store: Store) -> list[Trial]:
-    return plan(grid, scores(store.records())).missing
+def _next(store: Store, grid: Grid, failed: dict[Trial, str]) -> list[Queued]:
+    # What the round lacks that was begun, or else the next one, stored before any of it is trained.
+    accuracies = scores(store.records())
+    over = accuracies.keys() | failed.keys()
+    queue = unfinished(store, over)
+    if queue:
+        return queue
+    trials = missing(grid, accuracies, failed)
+    if trials:
+        store.begin(stacks(trials))
+    return unfinished(store, over)
 
 
-def scores(records: Sequence[Record]) -> Mapping[Trial, float]:
-    """Validation accuracies of the finished trials, by which learning rates are chosen."""
-    return {
-        record.trial: record.outcome.validation_accuracy for record in records if record.outcome.validation_accuracy is not None
-    }
+def _train(store: Store, executor: Workers, queue: list[Queued], failed: dict[Trial, str], progress: Progress) -> None:
+    stage = "tuning" if queue[0].trials[0].role == "tuning" else "evaluation"
+    total = sum(len(queued.trials) for queued in queue)
+    progress(stage, 0, total)
+    one = Round(store, executor, queue, lambda finished: progress(stage, finished, total))
+    try:
+        for records in one.run():
+            failed.update((r.trial, r.outcome.reason or "") for r in records if r.outcome.status == "failed")
+    except KeyboardInterrupt:
+        one.rescue()
+        raise
 
 
-def stacks(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Trials that can be trained together, in parts of a fitting size: low seeds first, then the dearest first."""
-    groups: dict[object, list[Trial]] = defaultdict(list)
-    for trial in sorted(trials, key=lambda trial: trial.seed):  # those of one seed share their images
-        groups[trial.shared].append(trial)
-    parts: list[list[Trial]] = []
-    for group in groups.values():
-        count = -(-len(group) // max(1, min(MAX_STACK, MAX_COLUMNS // group[0].width)))
-        bounds = [len(group) * i // count for i in range(count + 1)]
-        parts.extend(group[start:end] for start, end in itertools.pairwise(bounds))
-    return sorted(parts, key=lambda part: (part[0].seed, -len(part) * part[0].width * part[0].depth))
+def _data(store: Store, grid: Grid, path: Path | None, cache: Path | None) -> tuple[Path | None, str]:
+    # The path given now, or else the one that was given before; and the digest of the images there.
+    remembered = store.get("data_path") if path is None else None
+    if remembered is not None:
+        path = Path(remembered)
+    try:
+        return path, load(grid.data, path, cache=cache).digest
+    except BadInputError as error:
+        if remembered is None:
+            raise
+        raise BadInputError(f"{error}; this path is from an earlier run: --data {grid.data}=PATH names another") from error
 
 
-def _bind(store: Store, grid: Grid, text: str, digest: str) -> None:
+def _bind(store: Store, grid: Grid, text: str, path: Path | None, digest: str) -> None:
     # A store belongs to one study on one set of images; its grid may grow.
     for name, value, what in (("study", grid.study, "the study"), ("data_digest", digest, "images with the digest")):
         stored = store.get(name)
         if stored is not None and stored != value:
             raise BadInputError(f"this store holds {what} {stored}, not {value}; name another folder with --store")
-        store.put(name, value)
-    store.put("grid", text)
+    values = {"study": grid.study, "data_digest": digest, "grid": text}
+    if store.get("grid") is None:
+        from affine_divergence.lab.claims import claims_text  # which reads summaries, which import this module
+
+        values["claims"] = claims_text()  # a study is judged by the claims that were current when it began
+    if path is not None:
+        values["data_path"] = str(path.absolute())
+    store.put(values, forget_queue=not _same(store.get("grid"), grid))
+
+
+def _same(stored: str | None, grid: Grid) -> bool:
+    try:
+        return stored is not None and parse_grid(stored, "") == grid
+    except BadInputError:
+        return False

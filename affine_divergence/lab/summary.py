@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from affine_divergence.lab.grid import Grid
+from affine_divergence.lab.stages import scores
 from affine_divergence.lab.statistics import Difference, Interval, holm, mean_interval, paired_difference
 from affine_divergence.lab.store import Record
-from affine_divergence.lab.study import scores
 from affine_divergence.lab.trial import Cell
 from affine_divergence.lab.tuning import Choice, plan
 
@@ -27,6 +27,22 @@ class MethodRow:
     diverged: int
     lead: Difference | None  # of the reference over this method, paired by seed
     adjusted_p: float | None  # Holm, over the methods of the setting
+    wanted: int  # seeds that the grid asks for
+    hopeless: bool  # every rate tried for it ended at chance, so none is better than another
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether a better rate may lie beyond those tried."""
+        return self.choice.at_edge and not self.hopeless
+
+    @property
+    def validation(self) -> float:
+        """Mean validation accuracy of the runs that are tested."""
+        return fmean(record.outcome.validation_accuracy or 0.0 for record in self.records)
+
+    def tests(self) -> dict[int, float]:
+        """Test accuracy by seed."""
+        return {record.trial.seed: _accuracy(record) for record in self.records}
 
 
 @dataclass(frozen=True)
@@ -43,9 +59,12 @@ class Setting:
 
     @property
     def name(self) -> str:
-        budget = f"{self.cell.epochs} epochs" if self.cell.epochs else f"{self.cell.steps} steps"
         rate = f", rate of batch {self.rate_from}" if self.rate_from else ""
-        return f"{self.cell.depth} × {self.cell.width}, {self.cell.activation}, batch {self.cell.batch_size}, {budget}{rate}"
+        return f"{self.cell.depth} × {self.cell.width}, {self.cell.activation}, batch {self.cell.batch_size}, {self.budget}{rate}"
+
+    @property
+    def budget(self) -> str:
+        return f"{self.cell.epochs} epochs" if self.cell.epochs else f"{self.cell.steps} steps"
 
     @property
     def slug(self) -> str:
@@ -86,7 +105,8 @@ def summarise(grid: Grid, records: Sequence[Record]) -> Summary:
             own.sort(key=lambda record: record.trial.seed)
             accuracy = mean_interval([_accuracy(record) for record in own])
             diverged = sum(record.outcome.status == "diverged" for record in own)
-            row = MethodRow(series.cell, choice, tuple(own), accuracy, diverged, None, None)
+            hopeless = _hopeless(series.rate_of, tried)
+            row = MethodRow(series.cell, choice, tuple(own), accuracy, diverged, None, None, len(series.seeds), hopeless)
             settings.setdefault((replace(series.cell, method="none"), series.rate_from), []).append(row)
     found = [
         Setting(cell, rate_from, tuple(_compared(rows)), tuple(tried[cell] if rate_from is None else ()))
@@ -107,6 +127,11 @@ def _best_of_evaluation(grid: Grid, records: Sequence[Record]) -> dict[Cell, Cho
     return {cell: Choice(rate, at_edge=_at_edge(rate, ladders[cell])) for cell, rate in best.items() if cell in ladders}
 
 
+def _hopeless(cell: Cell, tried: Mapping[Cell, Sequence[Record]]) -> bool:
+    own = [record for record in tried.get(replace(cell, method="none"), ()) if record.trial.method == cell.method]
+    return bool(own) and all(record.outcome.status == "diverged" for record in own)
+
+
 def _at_edge(rate: float, ladder: Sequence[float]) -> bool:
     return len(ladder) > 1 and rate in (min(ladder), max(ladder))
 
@@ -122,8 +147,7 @@ def _compared(rows: Sequence[MethodRow]) -> list[MethodRow]:
 
 
 def _lead(reference: MethodRow, row: MethodRow) -> Difference | None:
-    first = {record.trial.seed: _accuracy(record) for record in reference.records}
-    second = {record.trial.seed: _accuracy(record) for record in row.records}
+    first, second = reference.tests(), row.tests()
     seeds = sorted(first.keys() & second.keys())
     return paired_difference([first[s] for s in seeds], [second[s] for s in seeds]) if len(seeds) > 1 else None
 

@@ -94,8 +94,12 @@ def _tune(cell: Cell, ladder: Ladder, tuning: Tuning, accuracies: Mapping[Trial,
         best = _best(cell, ladder, coarse, tuning.seeds[:1], accuracies)
         if isinstance(best, list):
             return best
-        if len(coarse) > 1 and len({accuracies[cell.trial(ladder[index], tuning.seeds[0], "tuning")] for index in coarse}) == 1:
-            return Choice(ladder[best], at_edge=False)  # it learns at no rate, so none is better beyond
+        if len({accuracies[cell.trial(ladder[index], tuning.seeds[0], "tuning")] for index in coarse}) == 1:
+            skipped = set(range(len(ladder))) - set(coarse)
+            if not skipped:
+                return Choice(ladder[best], at_edge=False)  # it learns at no rate, so none is better beyond
+            coarse = sorted({*coarse, *skipped})
+            continue
         longer = extended(coarse, best)
         if longer is None:
             fine = [index for index in (best - 1, best, best + 1) if ladder.reaches(index)]

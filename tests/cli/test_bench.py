@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from affine_divergence.lab.benchmarks import _layers as module, layers
+from affine_divergence.lab.benchmarks import _layers as module, _training, layers, training
 from affine_divergence.lab.benchmarks._interleave import interleaved
 from affine_divergence.nn import AffineLikeLinear
 
@@ -30,3 +30,20 @@ def test_the_table_names_every_shape_and_what_the_ratios_are_against(monkeypatch
     assert "(8, 4→6)" in table
     assert "/ LayerNorm+Linear" in table
     assert "1 thread" in table
+
+
+def test_operations_are_two_for_each_weight_and_product() -> None:
+    # 3072-16-16-16-10, an image: two products with the first layer's weights, three with those of the other layers.
+    assert _training._operations(16) == 2 * (2 * 3072 * 16 + 3 * (16 * 16 + 16 * 16 + 16 * 10))
+
+
+def test_the_table_of_training_names_every_shape_and_method_and_its_ratios_are_of_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"IMAGES": 200, "FEATURES": 12, "ROWS_A_ROUND": 64, "REPLICAS": 2, "SHAPES": ((4, 32), (4, 64))}.items():
+        monkeypatch.setattr(_training, name, value)
+    table = training(3).splitlines()
+    rows = [line.split() for line in table if line.split()[2:3] and line.split()[2] in _training.METHODS]
+    assert [row[:3] for row in rows] == [["4", batch, method] for batch in ("32", "64") for method in _training.METHODS]
+    for row in rows:
+        usual, stacked, ratio = map(float, row[3:6])
+        assert ratio == pytest.approx(stacked / usual, abs=0.01 + ratio * 0.01)
+

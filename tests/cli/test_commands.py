@@ -9,11 +9,13 @@ import pytest
 from makers import TINY, TUNED
 
 from affine_divergence.cli.main import call
+from affine_divergence.lab.store import opened
 
 
 def test_help_and_version_of_every_command_import_no_torch() -> None:
     code = "import sys; from affine_divergence.cli.main import call; code = call(sys.argv[1:]); sys.exit(code or 'torch' in sys.modules)"
-    for arguments in (["--help"], ["--version"], ["run", "--help"], ["report", "--help"], ["reproduce", "--help"], ["bench", "--help"]):
+    commands = ("run", "resume", "status", "plan", "report", "reproduce", "bench")
+    for arguments in (["--help"], ["--version"], *([command, "--help"] for command in commands)):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), arguments
         assert done.stdout
@@ -37,6 +39,17 @@ def test_help_and_version_of_every_command_import_no_torch() -> None:
         (["reproduce", "slow"], "there is no embedded study slow; there are: quick"),
         (["bench", "layers", "--repeats", "1"], "--repeats must be at least 3"),
         (["bench", "nothing"], "nothing"),
+        (["run", "grid.toml", "--store", "s", "--device", "abacus"], "--device abacus is no device"),
+        (["run", "grid.toml", "--store", "s", "--device", "cuda:99"], "--device cuda:99 is not there; write cpu"),
+        (["run", "grid.toml", "--store", "s", "--resume-from", "grid.toml"], "as Parquet"),
+        (["resume", "."], "holds no store"),
+        (["resume", "nowhere"], "holds no store"),
+        (["resume", "empty"], "the store empty is empty; run a study into it first"),
+        (["status", "empty"], "the store empty is empty; run a study into it first"),
+        (["status", "nowhere"], "holds no store"),
+        (["plan", "missing.toml"], "missing.toml: No such file"),
+        (["plan", "grid.toml", "--store", "nowhere"], "holds no store"),
+        (["plan", "grid.toml", "--store", "other"], "the store other holds the study others, not tiny"),
         (["rum"], "rum"),
     ],
 )
@@ -46,13 +59,17 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     Path("grid.toml").write_text(TINY)
     Path("unknown.toml").write_text(TINY.replace('"digits"', '"mnist"'))
+    with opened(Path("empty")):
+        pass
+    with opened(Path("other")) as store:
+        store.put({"study": "others"})
     assert call(arguments) == 2
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith("affdiv: ")
     assert error.count("\n") == 1
     assert said in error
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name not in {"s", "report"}) == ["grid.toml", "unknown.toml"]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name not in {"s", "report", "empty", "other"}) == ["grid.toml", "unknown.toml"]
 
 
 def test_a_study_runs_from_its_grid_file_to_its_report_with_plain_lines_of_progress(tmp_path: Path) -> None:

@@ -38,6 +38,23 @@ epochs = 1
 seeds = [10, 11, 12]
 """
 
+# For runs as processes: stacks of a fifth of a second or so, that a kill may meet.
+STUDY = """
+study = "faults"
+data = "digits"
+[grid]
+method = ["none", "affine-like"]
+width = [4, 5, 6]
+depth = 1
+activation = "tanh"
+batch_size = 64
+learning_rate = [0.1, 0.3, 1.0]
+seed = [0, 1]
+epochs = 8
+[tuning]
+seeds = [10, 11]
+"""
+
 PROVENANCE: dict[str, str | int] = {
     "source_digest": "s",
     "data_digest": "d",

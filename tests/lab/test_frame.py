@@ -18,15 +18,15 @@ def test_records_survive_parquet_whole(tmp_path: Path) -> None:
     failed = Record(trial(seed=8), Outcome(status="failed", reason="why"), record(trial()).provenance)
     records = [record(trial(seed=s)) for s in range(3)] + [record(trial(role="tuning", epochs=None, steps=7)), failed]
     to_frame(records, "tiny", TINY).write_parquet(tmp_path / "t.parquet")
-    text, back = from_frame(read_parquet(tmp_path / "t.parquet"))
-    assert text == TINY
+    text, back, claims = from_frame(read_parquet(tmp_path / "t.parquet"))
+    assert (text, claims) == (TINY, None)
     # A trial that failed has no curves: empty in the table as in the record.
     assert back == records
 
 
 def test_nan_and_infinite_losses_are_not_lost_in_parquet(tmp_path: Path) -> None:
     to_frame([record(trial(), final_loss=math.nan, loss_curve=[math.inf, math.nan])], "tiny", TINY).write_parquet(tmp_path / "t.parquet")
-    _, (back,) = from_frame(read_parquet(tmp_path / "t.parquet"))
+    _, (back,), _ = from_frame(read_parquet(tmp_path / "t.parquet"))
     assert str((back.outcome.final_loss, back.outcome.loss_curve)) == "(nan, [inf, nan])"
 
 
@@ -72,6 +72,21 @@ def test_a_table_that_was_changed_is_told_so(column: str, value: polars.Expr, sa
     frame.write_parquet(tmp_path / "t.parquet")
     with pytest.raises(BadInputError, match=said):
         from_frame(read_parquet(tmp_path / "t.parquet"))
+
+
+def test_the_claims_that_a_study_kept_are_given_back(tmp_path: Path) -> None:
+    to_frame([record(trial(seed=s)) for s in range(2)], "tiny", TINY, "version = 1").write_parquet(tmp_path / "t.parquet")
+    frame = read_parquet(tmp_path / "t.parquet")
+    assert from_frame(frame)[2] == "version = 1"
+    other = frame.with_columns(claims=polars.when(polars.col("seed") == 0).then(polars.col("claims")))
+    with pytest.raises(BadInputError, match="2 texts of claims"):
+        from_frame(other)
+
+
+def test_a_table_made_before_there_were_claims_and_parts_of_the_images_is_read(tmp_path: Path) -> None:
+    records = [record(trial())]
+    to_frame(records, "tiny", TINY).drop("claims", "train_images").write_parquet(tmp_path / "old.parquet")
+    assert from_frame(read_parquet(tmp_path / "old.parquet")) == (TINY, records, None)
 
 
 def test_a_trial_that_is_there_twice_is_not_taken_for_two_seeds() -> None:

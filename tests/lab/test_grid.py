@@ -72,6 +72,49 @@ def test_a_grid_that_cannot_be_tuned_says_why(old: str, new: str, said: str) -> 
     assert said in str(caught.value)
 
 
+BLOCK = """
+[[grid]]
+method = "none"
+width = 8
+depth = 2
+activation = "tanh"
+batch_size = 32
+learning_rate = [0.03, 0.3]
+seed = [2, 3]
+epochs = 2
+"""
+FIXED = BLOCK.replace("learning_rate = [0.03, 0.3]", "rate_from_batch_size = 32")
+BLOCKS = TINY.replace("[grid]", "[[grid]]")
+
+
+def test_the_trials_of_several_blocks_are_joined_and_a_shared_cell_is_tested_with_the_seeds_of_both() -> None:
+    joined = grid(BLOCKS + BLOCK)
+    assert {series.cell.method: series.seeds for series in joined.series()} == {"none": (0, 1, 2, 3), "affine-like": (0, 1, 2)}
+    trials = plan(joined, {}).missing
+    assert len(trials) == len(set(trials)) == 2 * (4 + 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BLOCKS + BLOCK.replace("[0.03, 0.3]", "[0.03, 0.1]"), "with different learning_rate"),
+        (BLOCKS + FIXED, "add a [tuning] table"),
+        (BLOCKS + FIXED.replace("= 32\nseed", "= 64\nseed"), "no block tunes"),
+        (BLOCKS + FIXED.replace("epochs", "learning_rate = 0.1\nepochs"), "give either learning_rate or rate_from_batch_size"),
+        (TINY.replace("learning_rate = [0.03, 0.3]", ""), "give either learning_rate or rate_from_batch_size"),
+        ("train_images = 0\n" + TINY, "train_images: input should be greater than or equal to 1, got 0"),
+        ("grid = []\nstudy = 'x'\ndata = 'digits'", "grid: wanted at least one value, got none"),
+        ("grid = 3\nstudy = 'x'\ndata = 'digits'", "grid: "),
+        ("grid = [3]\nstudy = 'x'\ndata = 'digits'", "grid: "),
+    ],
+)
+def test_blocks_that_do_not_go_together_are_told_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        grid(text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"missing\.toml: No such file"):
         read_grid(tmp_path / "missing.toml")

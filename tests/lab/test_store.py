@@ -1,13 +1,18 @@
 # The store: what is in it comes back, whole stacks or nothing, one writer.
 from __future__ import annotations
 
+import fcntl
 import math
+import os
+import socket
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
 from makers import record, trial
 
+from affine_divergence.lab import lock
 from affine_divergence.lab.errors import BadInputError, StudyFailedError
 from affine_divergence.lab.store import FILE, Record, opened, read
 
@@ -16,7 +21,7 @@ def test_records_come_back_as_they_were_also_after_reopening(tmp_path: Path) -> 
     records = [record(trial(seed=s)) for s in range(3)] + [record(trial(seed=9, role="tuning"))]
     with opened(tmp_path) as store:
         store.add(records)
-        store.put("study", "s")
+        store.put({"study": "s"})
     with read(tmp_path) as store:
         assert sorted(store.records(), key=lambda r: r.trial.seed) == records
         assert (store.get("study"), store.get("nothing")) == ("s", None)
@@ -49,12 +54,56 @@ def test_a_stack_that_cannot_be_stored_whole_is_not_stored_at_all(tmp_path: Path
 def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.add([record(trial())])
-        with pytest.raises(BadInputError, match=f"another run is writing to the store {tmp_path}"), opened(tmp_path):
+        assert lock.holder(tmp_path) is not None
+        said = rf"another run is writing to the store {tmp_path}: process {os.getpid()} on {socket.gethostname()}, since \d{{4}}-"
+        with pytest.raises(BadInputError, match=said), opened(tmp_path):
             pass
         with read(tmp_path) as reader:
             assert len(reader.records()) == 1
+    assert lock.holder(tmp_path) is None
     with opened(tmp_path):
         pass
+
+
+def test_a_look_at_the_holder_of_the_lock_refuses_no_run(tmp_path: Path) -> None:
+    with (tmp_path / lock.FILE).open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.15, looking.close).start()
+        with opened(tmp_path):
+            pass
+
+
+def test_a_queue_is_what_was_begun_with_its_parts_where_a_stack_was_split_and_what_runs_now(tmp_path: Path) -> None:
+    one, two, three = ((trial(seed=s), trial(seed=s + 1)) for s in (0, 2, 4))
+    with opened(tmp_path) as store:
+        store.begin([one])
+        store.begin([two, three])
+        first, second = store.queue()
+        assert (first.trials, second.trials) == (two, three)
+        store.add([], running=[second.place])
+        parts = store.split(first.place, [two[:1], two[1:]])
+        store.add([record(two[0])])
+        store.add([], running=[parts[1].place, second.place])
+    with read(tmp_path) as store:
+        assert {(q.trials, q.running) for q in store.queue()} == {(three, True), (two[:1], False), (two[1:], True)}
+
+
+def test_another_program_that_writes_is_waited_for_and_given_up_in_the_end_with_nothing_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as store:
+        other = sqlite3.connect(tmp_path / FILE, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(1.3, other.execute, ["ROLLBACK"]).start()
+        store.add([record(trial(seed=0))])
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr("affine_divergence.lab.store.PATIENCE", 0.5)
+        with pytest.raises(StudyFailedError, match="another program has been writing to the store"):
+            store.add([record(trial(seed=1))])
+        other.execute("ROLLBACK")
+        other.close()
+        store.add([record(trial(seed=2))])
+        assert {r.trial.seed for r in store.records()} == {0, 2}
 
 
 def test_a_folder_without_a_store_a_file_that_is_none_and_a_newer_format_are_told_apart(tmp_path: Path) -> None:
@@ -67,7 +116,10 @@ def test_a_folder_without_a_store_a_file_that_is_none_and_a_newer_format_are_tol
     connection = sqlite3.connect(tmp_path / FILE)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(BadInputError, match="store format 99"), opened(tmp_path):
+    with pytest.raises(BadInputError, match="store format 99, this version reads 1 and 2"), opened(tmp_path):
+        pass
+    (tmp_path / FILE).write_bytes(b"")
+    with pytest.raises(BadInputError, match="is empty; run a study into it first"), read(tmp_path):
         pass
 
 

@@ -71,6 +71,23 @@ def test_diverged_runs_are_counted_in_the_mean_and_by_number() -> None:
     assert affine.accuracy.mean == pytest.approx((0.1 + 0.76 + 0.74) / 3)
 
 
+def test_a_rate_at_the_edge_is_told_unless_every_rate_tried_ended_at_chance() -> None:
+    records = [record(one, accuracy(one)) for one in plan(grid(TINY), {}).missing]
+    none, affine = summarise(grid(TINY), records).settings[0].rows
+    assert (none.choice.at_edge, none.at_edge, none.hopeless) == (True, True, False)
+    lost = [record(r.trial, 0.1, status="diverged") if r.trial.method == "none" else r for r in records]
+    none, affine = summarise(grid(TINY), lost).settings[0].rows
+    assert (none.choice.at_edge, none.at_edge, none.hopeless) == (True, False, True)
+    assert affine.at_edge
+
+
+def test_a_row_says_how_many_seeds_the_grid_wants_and_its_validation_accuracy() -> None:
+    records = [record(one, accuracy(one), validation_accuracy=0.25) for one in plan(grid(TINY), {}).missing]
+    row = summarise(grid(TINY), [r for r in records if r.trial.seed]).settings[0].rows[0]
+    assert (row.accuracy.n, row.wanted, row.validation) == (2, 3, 0.25)
+    assert row.tests() == {r.trial.seed: r.outcome.test_accuracy for r in row.records}
+
+
 def test_settings_are_apart_and_nothing_finished_gives_none() -> None:
     text = TINY.replace("[8]", "[8, 4]").replace('["tanh"]', '["tanh", "leaky-relu"]')
     records = [record(one, accuracy(one)) for one in plan(grid(text), {}).missing]

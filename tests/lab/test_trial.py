@@ -31,6 +31,7 @@ def test_a_whole_number_is_the_same_learning_rate_as_its_float() -> None:
         {"epochs": None, "steps": 2},
         {"data": "cifar10"},
         {"role": "tuning"},
+        {"train_images": 500},
     ],
 )
 def test_every_field_changes_the_key(change: dict[str, object]) -> None:

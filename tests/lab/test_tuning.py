@@ -86,6 +86,37 @@ def test_the_smaller_of_two_equally_good_rates_is_taken() -> None:
     assert choices["none"].learning_rate == 0.1
 
 
+def test_a_method_that_learns_at_no_rate_of_the_whole_ladder_gets_the_smallest_one_without_a_flag() -> None:
+    rounds, choices = played(grid(TUNED), lambda t: 0.1 if t.method == "none" else peak(0.1)(t))
+    assert choices["none"] == Choice(0.01, at_edge=False)
+    tried = [[t.learning_rate for t in trials if t.method == "none" and t.role == "tuning"] for trials in rounds]
+    assert tried == [[0.01, 0.1, 1.0], [0.03, 0.3], []]
+
+
+def test_a_method_that_learns_only_at_a_rate_which_the_coarse_round_leaves_out_is_found_and_tuned_there() -> None:
+    _, choices = played(grid(TUNED), lambda t: 0.4 if t.learning_rate == 0.3 else 0.1)
+    assert choices["none"] == Choice(0.3, at_edge=False)
+
+
+def test_a_block_at_the_rate_of_another_batch_size_is_tested_at_that_rate_and_nothing_runs_twice() -> None:
+    block = """
+        [[grid]]
+        method = ["none", "affine-like"]
+        width = 8
+        depth = 1
+        activation = "tanh"
+        batch_size = [32, 64]
+        rate_from_batch_size = 64
+        seed = [0, 1, 2]
+        epochs = 1
+    """
+    text = TUNED.replace("[grid]", "[[grid]]").replace("batch_size = 64", "batch_size = [32, 64]") + block
+    rounds, _ = played(grid(text), lambda t: peak(0.1 if t.batch_size == 64 else 0.3)(t))
+    found = sorted((t.batch_size, t.learning_rate, t.seed) for t in rounds[-1] if t.method == "none")
+    tuned, fixed = [(32, 0.3, seed) for seed in (0, 1)], [(size, 0.1, seed) for size in (32, 64) for seed in (0, 1, 2)]
+    assert found == sorted([*tuned, *fixed])
+
+
 def test_evaluation_waits_until_every_cell_is_tuned() -> None:
     def accuracy(trial: Trial) -> float:
         return peak(0.1 if trial.method == "none" else 100.0)(trial)

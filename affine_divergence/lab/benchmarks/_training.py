@@ -25,7 +25,8 @@ ROWS_A_ROUND = 3200  # images that each replica sees in a round
 def training(repeats: int) -> str:
     """The table of `affdiv bench training`."""
     text = [
-        f"{FEATURES}-w-w-w-{CLASSES}, Tanh, SGD, float32, {REPLICAS} learning rates of one seed, {IMAGES:,} images in memory, CPU, 1 thread, torch {torch.__version__}",
+        f"{FEATURES}-w-w-w-{CLASSES}, Tanh, SGD, float32, {REPLICAS} learning rates of one seed, {IMAGES:,} images in memory, "
+        f"CPU, 1 thread, torch {torch.__version__}",
         f"medians of {repeats} interleaved rounds of {ROWS_A_ROUND:,} images a replica, CPU time; an epoch is {IMAGES:,} images",
         "usual: an nn.Sequential a trial, DataLoader over a TensorDataset, optim.SGD. stacked: one batched model.",
         "",

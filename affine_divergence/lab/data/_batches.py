@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
-_TEST = ("test_batch",)
+TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
+TEST = ("test_batch",)
 _FOLDER = "cifar-10-batches-py"
 
 
@@ -26,24 +26,28 @@ def find_batches(path: Path) -> list[Source]:
     """The sources of this form: the folder itself, or cifar-10-batches-py in it."""
     sources = []
     for root in (path, path / _FOLDER):
-        missing = [name for name in _TRAIN + _TEST if not (root / name).is_file()]
+        missing = [name for name in TRAIN + TEST if not (root / name).is_file()]
         if not missing:
-            train, test = (tuple(root / name for name in names) for names in (_TRAIN, _TEST))
+            train, test = (tuple(root / name for name in names) for names in (TRAIN, TEST))
             sources.append(Source("Python batches", root, train, test, read_batch))
-        elif len(missing) < len(_TRAIN + _TEST):
+        elif len(missing) < len(TRAIN + TEST):
             names = ", ".join(missing)
             raise BadInputError(f"{root}: wanted data_batch_1 … data_batch_5 and test_batch, found no {names}; unpack the archive again")
     return sources
 
 
 def read_batch(path: Path) -> Iterator[Item]:
-    images, labels = _contents(path)
+    return read_content(path, path.read_bytes())
+
+
+def read_content(path: Path, content: bytes) -> Iterator[Item]:
+    """The images of a batch that was read already; the path is for messages."""
+    images, labels = _arrays(path, content)
     for row, (image, label) in enumerate(zip(images, labels, strict=True)):
         yield Item(f"{path}, row {row}", image, label)
 
 
-def _contents(path: Path) -> tuple[NDArray[np.uint8], list[int]]:
-    content = path.read_bytes()
+def _arrays(path: Path, content: bytes) -> tuple[NDArray[np.uint8], list[int]]:
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
     except _RefusedError as error:

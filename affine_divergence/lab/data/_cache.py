@@ -32,6 +32,11 @@ def default_folder() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "affine-divergence"
 
 
+def downloads_folder(name: str) -> Path:
+    """Where `affdiv data NAME --download` puts a data set, and where it is looked for: in the default folder, whatever cache is in use."""
+    return default_folder() / "downloads" / name
+
+
 def read(folder: Path) -> Dataset | None:
     """The data set in a cache folder, None if the folder is not there; DamagedError if its arrays are not the ones written."""
     try:

@@ -1,17 +1,19 @@
 # CIFAR-10 from any of its forms on disk to arrays: found, checked, decoded, brought into one order.
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from affine_divergence.lab.errors import BadInputError
 
+from ._archived import archive_source, find_archive
 from ._batches import find_batches
+from ._cache import downloads_folder
 from ._folders import find_folders
 from ._images import decode, encoding
 from ._names import FORMS
+from ._order import hash_order
 from ._parquet import find_parquet
 
 if TYPE_CHECKING:
@@ -28,12 +30,12 @@ EXPECTED = {"train": 50_000, "test": 10_000}
 def find(name: str, path: Path | None) -> Source:
     """The one source at a path, of whatever form."""
     if path is None:
-        raise BadInputError(f"{name} is not embedded and needs a path: write --data {name}=PATH, PATH a folder with {FORMS}")
+        return _downloaded(name)
     if not path.exists():
         raise BadInputError(f"{path}: no such folder; wanted a folder with {FORMS}")
     if not path.is_dir():
-        raise BadInputError(f"{path}: a file; wanted the folder that holds {FORMS}; unpack an archive first")
-    sources = [*find_parquet(path), *find_folders(path), *find_batches(path)]
+        return archive_source(path)
+    sources = _in_folder(path)
     if not sources:
         entries = sorted(entry.name for entry in path.iterdir())
         found = ", ".join(entries[:5]) + (", …" if len(entries) > 5 else "") if entries else "an empty folder"
@@ -41,6 +43,22 @@ def find(name: str, path: Path | None) -> Source:
     if len(sources) > 1:
         several = " and ".join(f"{source.form} in {source.root}" for source in sources)
         raise BadInputError(f"{path}: wanted one source, found {several}; give the folder of one, or move the other away")
+    return sources[0]
+
+
+def _in_folder(path: Path) -> list[Source]:
+    # An archive beside what was unpacked from it is no second source.
+    return [*find_parquet(path), *find_folders(path), *find_batches(path)] or find_archive(path)
+
+
+def _downloaded(name: str) -> Source:
+    way = f"write --data {name}=PATH, PATH a folder with {FORMS}"
+    if name != "cifar10":
+        raise BadInputError(f"{name} is not embedded and needs a path: {way}")
+    folder = downloads_folder(name)
+    sources = _in_folder(folder) if folder.is_dir() else []
+    if not sources:
+        raise BadInputError(f"{name} is not embedded and not in {folder}: affdiv data {name} --download brings it there, or {way}")
     return sources[0]
 
 
@@ -68,7 +86,7 @@ def decode_source(name: str, path: Path, source: Source) -> dict[str, NDArray[An
             raise BadInputError(
                 f"{path}: wanted {expected} {split} images, found {count} ({source.form}): truncated or wrong; use a whole copy of CIFAR-10"
             )
-        order = _order(images, labels)
+        order = hash_order(images, labels)
         arrays[f"{split}_images"], arrays[f"{split}_labels"] = images[order], labels[order]
     return arrays
 
@@ -78,10 +96,3 @@ def _check_kind(name: str, path: Path, kind: str) -> None:
     if name != right:
         loss = "lossy JPEG" if kind == "JPEG" else f"lossless ({kind})"
         raise BadInputError(f"{path}: its images are {loss}, which is called {right}, not {name}; write --data {right}={path}")
-
-
-def _order(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> NDArray[np.intp]:
-    # The forms store the same images in different orders (the parquet files begin with other images than data_batch_1). The order of
-    # the images' own hashes is the same for all, so digest and splits are too, and it is as good as random: no class comes first.
-    hashes = np.frombuffer(b"".join(hashlib.sha256(image).digest()[:8] for image in images), ">u8")
-    return np.lexsort((labels, hashes))

@@ -6,12 +6,20 @@ from pathlib import Path
 
 from affine_divergence.lab.errors import BadInputError
 
-NAMES: tuple[str, ...] = ("digits", "cifar10", "cifar10-jpeg")
-"""The known data sets; `cifar10-jpeg` is CIFAR-10 stored as lossy JPEG: other pixels, hence another name."""
+HOW: dict[str, str] = {
+    "digits": "scikit-learn's 8×8 digits, embedded: nothing to get",
+    "cifar10": "CIFAR-10 without loss: affdiv data cifar10 --download, or cifar10=PATH",
+    "cifar10-jpeg": "CIFAR-10 stored as lossy JPEG: cifar10-jpeg=PATH",
+    "fashion-mnist": "Fashion-MNIST in IDX files: Debian's package dataset-fashion-mnist, or fashion-mnist=PATH",
+}
+"""The known data sets and how each is had."""
+
+NAMES: tuple[str, ...] = tuple(HOW)
+"""Their names; `cifar10-jpeg` is CIFAR-10 stored as lossy JPEG: other pixels, hence another name."""
 
 FORMS = (
     "Hugging Face parquet files (train-*.parquet, test-*.parquet), "
-    "class folders (train/CLASS/*.png, test/CLASS/*.png) or the Python batches (cifar-10-batches-py)"
+    "class folders (train/CLASS/*.png, test/CLASS/*.png), the Python batches (cifar-10-batches-py) or their archive"
 )
 
 

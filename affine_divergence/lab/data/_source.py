@@ -22,10 +22,15 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Files below `root` in the order they are read, and the reader of one."""
+    """Files below `root` in the order they are read, and the reader of one; if they lie in an archive, that."""
 
     form: str
     root: Path
     train: tuple[Path, ...]
     test: tuple[Path, ...]
     read: Callable[[Path], Iterator[Item]]
+    archive: Path | None = None
+
+    @property
+    def on_disk(self) -> tuple[Path, ...]:
+        return self.train + self.test if self.archive is None else (self.archive,)

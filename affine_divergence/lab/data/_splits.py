@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ._permutation import fixed_permutation
+from ._rows import split_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from ._dataset import Dataset
 
-VALIDATION_SEED = 20_260_101
-# 5,000 of CIFAR-10's 50,000; of the 1,437 digits a tenth would be 144, too few to choose a learning rate by.
-_ONE_IN = {"digits": 5}
 _CHUNK = 1000
 
 
@@ -46,7 +43,8 @@ class Splits:
 def make_splits(dataset: Dataset) -> Splits:
     """Splits a data set by a fixed permutation and standardises each channel by mean and deviation of the train part.
 
-    CIFAR-10: 45,000 / 5,000 / 10,000 images; digits: 1149 / 288 / 360. Rows are flattened in the order C, H, W.
+    CIFAR-10: 45,000 / 5,000 / 10,000 images; Fashion-MNIST: 54,000 / 6,000 / 10,000; digits: 1149 / 288 / 360.
+    Rows are flattened in the order C, H, W.
     """
     train, validation = split_rows(dataset.name, len(dataset.train_images))
     tables = standardising_tables(dataset.train_images, train)
@@ -59,13 +57,6 @@ def make_splits(dataset: Dataset) -> Splits:
         _part(dataset.train_images, dataset.train_labels, validation, tables),
         _part(dataset.test_images, dataset.test_labels, everything, tables),
     )
-
-
-def split_rows(name: str, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which of n rows train and which validate: one in ten validates, one in five of the digits, rounded up."""
-    held = -(-n // _ONE_IN.get(name, 10))
-    order = fixed_permutation(n, VALIDATION_SEED)
-    return order[held:], order[:held]
 
 
 def standardising_tables(images: NDArray[np.uint8], rows: NDArray[np.int64]) -> Float[np.ndarray, "c 256"]:

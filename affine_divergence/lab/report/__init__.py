@@ -1,3 +1,4 @@
-# Reports: tables, figures, one self-contained page.
-from ._page import write_report as write_report
-from ._tables import HEADERS as HEADERS, headline as headline, lines as lines
+# Reports: verdicts, tables, figures, one self-contained page.
+from ._claims import CLAIM_HEADERS as CLAIM_HEADERS, claim_line as claim_line
+from ._page import FEW as FEW, Report as Report, write_report as write_report
+from ._tables import HEADERS as HEADERS, headline as headline, lines as lines, matrix as matrix

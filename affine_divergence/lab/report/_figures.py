@@ -1,38 +1,16 @@
-# The report's figures, as SVG.
+# The figures of one setting.
 from __future__ import annotations
 
-import io
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from affine_divergence.lab.report._style import COLOURS, MARKERS, STYLE, svg
 from affine_divergence.lab.statistics import mean_interval
 from affine_divergence.lab.summary import Setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-COLOURS = {  # Okabe and Ito's palette: told apart with any colour vision
-    "none": "#000000",
-    "batch-norm": "#009E73",
-    "layer-norm": "#CC79A7",
-    "rms-norm": "#E69F00",
-    "norm-like": "#D55E00",
-    "affine-like": "#0072B2",
-}
-MARKERS = {"none": "o", "batch-norm": "s", "layer-norm": "^", "rms-norm": "v", "norm-like": "D", "affine-like": "*"}
-STYLE: Any = {
-    "font.size": 10,
-    "font.family": "sans-serif",
-    "svg.fonttype": "path",
-    "svg.hashsalt": "affine-divergence",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-}
 
 
 def accuracy_figure(setting: Setting) -> str:
@@ -40,27 +18,28 @@ def accuracy_figure(setting: Setting) -> str:
     import matplotlib.pyplot as plt
 
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(7.2, 0.45 * len(setting.rows) + 1.0), layout="constrained")
+        figure, axes = plt.subplots(figsize=(9.4, 0.45 * len(setting.rows) + 1.0), layout="constrained")
         for place, row in enumerate(reversed(setting.rows)):
             colour = COLOURS[row.cell.method]
-            values = [100 * (record.outcome.test_accuracy or 0.0) for record in row.records]
+            values = [100 * value for value in row.tests().values()]
             axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.3, markersize=5, markeredgewidth=0)
-            mean, low, high = (100 * value for value in (row.accuracy.mean, row.accuracy.low, row.accuracy.high))
-            if row.accuracy.n > 1:
-                axes.plot([low, high], [place, place], color=colour, linewidth=2)
-            axes.plot([mean], [place], "|", color=colour, markersize=16, markeredgewidth=2.5)
+            interval = row.accuracy.scaled(100.0)
+            if interval.n > 1:
+                axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2)
+            axes.plot([interval.mean], [place], "|", color=colour, markersize=16, markeredgewidth=2.5)
         axes.set_yticks(range(len(setting.rows)), [row.cell.method for row in reversed(setting.rows)])
         axes.set_ylim(-0.6, len(setting.rows) - 0.4)
         axes.set_xlabel("test accuracy, %  (dots: seeds; bar: mean and 95 % interval)")
-        return _svg(figure)
+        return svg(figure)
 
 
 def learning_rate_figure(setting: Setting) -> str:
     """Validation accuracy against the learning rate, as tried; the chosen rate is ringed."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullLocator
 
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+        figure, axes = plt.subplots(figsize=(9.4, 3.8), layout="constrained")
         for row in setting.rows:
             by_rate: dict[float, list[float]] = defaultdict(list)
             for record in setting.tried:
@@ -74,10 +53,12 @@ def learning_rate_figure(setting: Setting) -> str:
             if chosen in by_rate:
                 axes.plot([chosen], [means[rates.index(chosen)]], "o", color=colour, markersize=12, fillstyle="none")
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("learning rate  (ringed: chosen)")
         axes.set_ylabel("validation accuracy, %")
         figure.legend(loc="outside right upper")
-        return _svg(figure)
+        return svg(figure)
 
 
 def learning_curves_figure(setting: Setting) -> str:
@@ -85,27 +66,33 @@ def learning_curves_figure(setting: Setting) -> str:
     import matplotlib.pyplot as plt
 
     with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.8), layout="constrained")
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9.4, 3.8), layout="constrained")
         for row in setting.rows:
             _curve(left, row.cell.method, [record.outcome.loss_curve for record in row.records], 1.0)
             _curve(right, row.cell.method, [record.outcome.accuracy_curve for record in row.records], 100.0)
         for axes, label in ((left, "training loss"), (right, "validation accuracy, %")):
-            axes.set_xlabel("epoch")
+            axes.set_xlabel("epoch" if setting.cell.epochs else "epoch begun")
             axes.set_ylabel(label)
             axes.xaxis.get_major_locator().set_params(integer=True)
         low, high = right.get_ylim()
         right.set_ylim(max(low, 0.0), min(high, 102.0))  # a band of few seeds may reach beyond what an accuracy can be
         figure.legend(*left.get_legend_handles_labels(), loc="outside right upper")
-        return _svg(figure)
+        return svg(figure)
 
 
-def figures(setting: Setting) -> dict[str, str]:
-    """The setting's figures by file name, without the ending."""
-    return {
-        f"accuracy-{setting.slug}": accuracy_figure(setting),
-        f"learning-rates-{setting.slug}": learning_rate_figure(setting),
-        f"learning-curves-{setting.slug}": learning_curves_figure(setting),
-    }
+def figures(setting: Setting, *, in_overview: bool) -> dict[str, str]:
+    """The setting's figures by file name, without the ending: those that say what no other figure and no table says.
+
+    Accuracies that an overview shows have no figure of their own, kept learning rates were not tried, a curve needs two points.
+    """
+    found = {}
+    if not in_overview:
+        found[f"accuracy-{setting.slug}"] = accuracy_figure(setting)
+    if setting.tried:
+        found[f"learning-rates-{setting.slug}"] = learning_rate_figure(setting)
+    if any(len(record.outcome.loss_curve) > 1 for row in setting.rows for record in row.records):
+        found[f"learning-curves-{setting.slug}"] = learning_curves_figure(setting)
+    return found
 
 
 def _curve(axes: Axes, method: str, curves: Sequence[Sequence[float]], scale: float) -> None:
@@ -114,14 +101,3 @@ def _curve(axes: Axes, method: str, curves: Sequence[Sequence[float]], scale: fl
     axes.plot(epochs, [p.mean for p in points], color=COLOURS[method], linewidth=1.5, label=method)
     if curves and len(curves) > 1:
         axes.fill_between(epochs, [p.low for p in points], [p.high for p in points], color=COLOURS[method], alpha=0.15, linewidth=0)
-
-
-def _svg(figure: Figure) -> str:
-    import matplotlib.pyplot as plt
-
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    plt.close(figure)
-    return buffer.getvalue()
-
-

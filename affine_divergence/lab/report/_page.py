@@ -2,18 +2,34 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from affine_divergence.lab.claims import Judged, claims_digest, judge, parse_claims
 from affine_divergence.lab.errors import BadInputError
-from affine_divergence.lab.frame import PROVENANCE, to_frame
+from affine_divergence.lab.frame import to_frame
 from affine_divergence.lab.grid import parse_grid
+from affine_divergence.lab.report._claims import (
+    CELL_HEADERS,
+    CLAIM_HEADERS,
+    COMPARISON_HEADERS,
+    SLOPE_HEADERS,
+    cell_lines,
+    claim_line,
+    flag_lines,
+    title_of,
+    unit_line,
+)
 from affine_divergence.lab.report._figures import figures
-from affine_divergence.lab.report._tables import HEADERS, headline, lines
+from affine_divergence.lab.report._forest import claim_figure
+from affine_divergence.lab.report._overview import overview, sweeps
+from affine_divergence.lab.report._run import how_it_was_run
+from affine_divergence.lab.report._tables import HEADERS, headline, lines, matrix
 from affine_divergence.lab.store import Record
-from affine_divergence.lab.summary import Summary, summarise
+from affine_divergence.lab.summary import Setting, Summary, summarise
 
+FEW = 3  # settings that stand open on the page and in the terminal; more are told in one table first
 CAPTIONS = {
     "accuracy": "Test accuracy at the chosen learning rates",
     "learning-rates": "Validation accuracy against the learning rate",
@@ -21,58 +37,94 @@ CAPTIONS = {
 }
 
 
-def write_report(records: Sequence[Record], grid_text: str, out: Path) -> tuple[Path, Summary]:
-    """Write report.html, figures/*.svg and trials.parquet into a folder; the page's path and what it says."""
+class Report(NamedTuple):
+    """The page that was written, and what it says."""
+
+    page: Path
+    summary: Summary
+    claims: tuple[Judged, ...]  # none where the study kept no claims or its grid file names none
+
+
+def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_text: str | None = None) -> Report:
+    """Write report.html, figures/*.svg and trials.parquet into a folder; the claims' text is the one that the study kept, if any."""
     import jinja2
 
     grid = parse_grid(grid_text, "the study's grid")
+    claims = parse_claims(claims_text, "the study's claims") if claims_text is not None else None
     summary = summarise(grid, records)
     if not summary.settings:
         raise BadInputError(f"there is nothing to report yet: none of the trials of {grid.study} is tested, {summary.missing} are missing")
+    judged = judge(claims, summary) if claims else ()
+    drawn: dict[str, str] = {}
+    found = sweeps(summary.settings)
+    in_overview = [setting for sweep in found for setting in sweep.settings]
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("affine_divergence.lab", "report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    html = environment.get_template("template.html").render(
+        grid=grid,
+        grid_text=grid_text,
+        claims=[_claim(one, drawn) for one in judged],
+        claims_text=claims_text if judged else None,
+        claims_digest=claims_digest(claims_text) if claims_text is not None and judged else None,
+        level=claims.level if claims else None,
+        headers={
+            "claims": CLAIM_HEADERS,
+            "comparisons": COMPARISON_HEADERS,
+            "cells": CELL_HEADERS,
+            "slopes": SLOPE_HEADERS,
+            "setting": HEADERS,
+        },
+        overview=[_picture(name, svg, caption, drawn) for name, (caption, svg) in overview(found).items()],
+        matrix=matrix(summary.settings),
+        few=len(summary.settings) <= FEW,
+        settings=[_setting(setting, setting in in_overview, drawn) for setting in summary.settings],
+        missing=summary.missing,
+        run=how_it_was_run(records),
+    )
+    page = out / "report.html"
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
-        settings = []
-        for setting in summary.settings:
-            pictures = []
-            for name, svg in figures(setting).items():
-                (out / "figures" / f"{name}.svg").write_text(svg, encoding="utf-8")
-                caption = next(text for prefix, text in CAPTIONS.items() if name.startswith(prefix))
-                pictures.append({"caption": caption, "source": base64.b64encode(svg.encode()).decode()})
-            rows = lines(setting)
-            flags = [flag for row in rows for flag in row.flags]
-            settings.append({"name": setting.name, "headline": headline(setting), "rows": rows, "flags": flags, "pictures": pictures})
-        environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("affine_divergence.lab", "report"), autoescape=True, undefined=jinja2.StrictUndefined
-        )
-        page = out / "report.html"
-        page.write_text(
-            environment.get_template("template.html").render(
-                grid=grid, grid_text=grid_text, headers=HEADERS, settings=settings, missing=summary.missing, run=_run(records)
-            ),
-            encoding="utf-8",
-        )
-        to_frame(records, grid.study, grid_text).write_parquet(out / "trials.parquet")
+        for name, svg in drawn.items():
+            (out / "figures" / f"{name}.svg").write_text(svg, encoding="utf-8")
+        page.write_text(html, encoding="utf-8")
+        to_frame(records, grid.study, grid_text, claims_text).write_parquet(out / "trials.parquet")
     except OSError as error:
         raise BadInputError(f"cannot write the report to {out}: {error.strerror or error}; name another folder with --out") from error
-    return page, summary
+    return Report(page, summary, judged)
 
 
-def _run(records: Sequence[Record]) -> dict[str, str]:
-    # How it was run; several values of one thing are all shown, with the number of their trials.
-    status = Counter(record.outcome.status for record in records)
-    run = {
-        "trials": ", ".join(f"{count} {name}" for name, count in status.items()),
-        "training time": f"{sum(record.outcome.cpu_seconds or 0.0 for record in records) / 60:.1f} CPU minutes",
-        "stacks": f"of {_range([record.outcome.stack_size for record in records if record.outcome.stack_size])} trials",
+def _claim(judged: Judged, drawn: dict[str, str]) -> Mapping[str, Any]:
+    figure = claim_figure(judged)
+    firsts = {unit.line: unit for unit in reversed(judged.units)}  # the methods' own slopes are those of a line: told once
+    name, caption = f"claim-{judged.claim.id}", f"{judged.claim.id}: every comparison with its 95 % interval"
+    return {
+        "line": claim_line(judged),
+        "parts": [
+            {"title": title_of(units[0]), "units": [unit_line(unit, slopes=firsts[unit.line] is unit) for unit in units]}
+            for part in judged.claim.part
+            if (units := [unit for unit in judged.units if unit.part is part])
+        ],
+        "cells": cell_lines(judged),
+        "flags": flag_lines(judged),
+        "picture": _picture(name, figure, caption, drawn) if figure else None,
     }
-    for name in PROVENANCE:
-        values = Counter(str(record.provenance.get(name)) for record in records)
-        label = name.replace("_", " ")
-        run[label] = "; ".join(value if len(values) == 1 else f"{value} ({count} trials)" for value, count in values.most_common())
-    return run
 
 
-def _range(values: Sequence[int]) -> str:
-    if not values:
-        return "no"
-    return str(min(values)) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+def _setting(setting: Setting, in_overview: bool, drawn: dict[str, str]) -> Mapping[str, Any]:
+    rows = lines(setting)
+    pictures = []
+    for name, svg in figures(setting, in_overview=in_overview).items():
+        caption = next(text for prefix, text in CAPTIONS.items() if name.startswith(prefix))
+        pictures.append(_picture(name, svg, caption, drawn))
+    flags = [flag for row in rows for flag in row.flags]
+    return {"name": setting.name, "headline": headline(setting), "rows": rows, "flags": flags, "pictures": pictures}
+
+
+def _picture(name: str, svg: str, caption: str, drawn: dict[str, str]) -> Mapping[str, str]:
+    drawn[name] = svg
+    return {"caption": caption, "source": base64.b64encode(svg.encode()).decode()}

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from affine_divergence.lab.statistics import Interval, wilson
@@ -21,7 +22,7 @@ class Line:
 
 def lines(setting: Setting) -> list[Line]:
     """The setting's table, a line a method, its cells under HEADERS."""
-    return [Line(row.cell.method, _cells(row), _flags(row)) for row in setting.rows]
+    return [Line(row.cell.method, _cells(row), tuple(f"{row.cell.method}: {flag}" for flag in flags_of(row))) for row in setting.rows]
 
 
 def headline(setting: Setting) -> str:
@@ -29,9 +30,9 @@ def headline(setting: Setting) -> str:
     reference = next((row for row in setting.rows if row.cell.method == REFERENCE), None)
     others = [row for row in setting.rows if row.lead is not None]
     if reference is None or not others:
-        best = max(setting.rows, key=_validation)
+        best = max(setting.rows, key=lambda row: row.validation)
         return f"Best on validation: {best.cell.method}, {percent(best.accuracy.mean)} % of the test images (n = {best.accuracy.n})."
-    rival = max(others, key=_validation)
+    rival = max(others, key=lambda row: row.validation)
     assert rival.lead is not None
     interval = rival.lead.interval
     return (
@@ -55,34 +56,60 @@ def p_value(value: float | None) -> str:
     return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
-def _validation(row: MethodRow) -> float:
-    values = [record.outcome.validation_accuracy or 0.0 for record in row.records]
-    return sum(values) / len(values)
+def diverged(count: int, n: int) -> str:
+    """How many runs diverged, with Wilson's interval of the rate where any did."""
+    if not count:
+        return f"0/{n}"
+    low, high = wilson(count, n)
+    return f"{count}/{n} [{100 * low:.0f}, {100 * high:.0f}] %"
+
+
+def flags_of(row: MethodRow) -> list[str]:
+    """What a reader should know of a method in a setting beside its numbers."""
+    flags = []
+    if row.hopeless:
+        flags.append("every learning rate tried ended at chance, so none of them is better")
+    elif row.at_edge:
+        flags.append("the chosen learning rate is the lowest or highest of all tried, so a better one may lie beyond")
+    if row.diverged:
+        low, high = wilson(row.diverged, row.accuracy.n)
+        flags.append(
+            f"{row.diverged} of {row.accuracy.n} runs diverged and count as chance "
+            f"(rate {percent(row.diverged / row.accuracy.n)} %, 95 % interval {percent(low)} to {percent(high)} %)"
+        )
+    if row.accuracy.n < row.wanted:
+        flags.append(f"{row.accuracy.n} of the {row.wanted} seeds that the grid asks for are there")
+    return flags
+
+
+def matrix(settings: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
+    """All settings in one table: the methods, and a row a setting with each one's accuracy and half its interval."""
+    methods = list(dict.fromkeys(row.cell.method for setting in settings for row in setting.rows))
+    rows = []
+    for setting in settings:
+        found = {row.cell.method: row for row in setting.rows}
+        seeds = sorted({row.accuracy.n for row in setting.rows})
+        n = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}"
+        rows.append([setting.name, n, *(_short(found[method]) if method in found else "–" for method in methods)])
+    return [str(method) for method in methods], rows
+
+
+def _short(row: MethodRow) -> str:
+    accuracy = row.accuracy
+    half = "" if accuracy.n == 1 else f" ± {percent(accuracy.high - accuracy.mean)}"
+    return percent(accuracy.mean) + half + ("*" if row.at_edge else "") + ("†" if row.diverged else "")
 
 
 def _cells(row: MethodRow) -> tuple[str, ...]:
     accuracy = row.accuracy
     return (
         row.cell.method,
-        f"{row.choice.learning_rate:g}" + ("*" if row.choice.at_edge else ""),
+        f"{row.choice.learning_rate:g}" + ("*" if row.at_edge else ""),
         str(accuracy.n),
         percent(accuracy.mean),
         "–" if accuracy.n == 1 else f"[{percent(accuracy.low)}, {percent(accuracy.high)}]",
-        f"{row.diverged}/{accuracy.n}",
+        diverged(row.diverged, accuracy.n),
         "–" if row.lead is None else points(row.lead.interval),
         p_value(None if row.lead is None else row.lead.p),
         p_value(row.adjusted_p),
     )
-
-
-def _flags(row: MethodRow) -> tuple[str, ...]:
-    flags = []
-    if row.choice.at_edge:
-        flags.append(f"{row.cell.method}: the chosen learning rate is the lowest or highest of all tried, so a better one may lie beyond")
-    if row.diverged:
-        low, high = wilson(row.diverged, row.accuracy.n)
-        flags.append(
-            f"{row.cell.method}: {row.diverged} of {row.accuracy.n} runs diverged and count as chance "
-            f"(rate {percent(row.diverged / row.accuracy.n)} %, 95 % interval {percent(low)} to {percent(high)} %)"
-        )
-    return tuple(flags)

@@ -15,7 +15,7 @@ from affine_divergence.lab.trial import Method
 TORCH_EPS = 1e-5  # nn.BatchNorm's and nn.LayerNorm's default; nn.RMSNorm's is float32's epsilon
 MOMENTUM = 0.1
 
-# The replicas' order in a stack. Those whose rows are scaled stand side by side, and so do those whose first layer takes the images as they are.
+# The replicas' order in a stack: those whose rows are scaled stand side by side.
 ORDER: tuple[Method, ...] = ("batch-norm", "none", "rms-norm", "norm-like", "affine-like", "layer-norm")
 SCALED = ORDER[2:]
 
@@ -77,7 +77,7 @@ class RowScale:
         self.alpha, self.beta = rules[:, 0], rules[:, 1]
 
     def scale(self, square: Tensor) -> Tensor:
-        """s of rows with the squared norms ‖a‖², (K, B, 1)."""
+        """The scale s of rows with the squared norms ‖a‖², (K, B, 1)."""
         return torch.addcmul(self.beta, self.alpha, square).rsqrt_()
 
     def curvature(self, s: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Stack:
         self.seeds = self.first.seeds
 
     def step(self, images: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """One step of gradient descent on the mean cross-entropy, with images (B, d) and a row of labels (S, B) a seed; the losses (K,) before it."""
+        """One step of gradient descent on the mean cross-entropy; the losses (K,) before it. Images (B, d) and a row of labels a seed."""
         logits = self._forward(images, training=True)
         # log_softmax itself takes four times as long over so few classes.
         log_probabilities = logits.sub_(logits.logsumexp(-1, keepdim=True))

@@ -122,7 +122,8 @@ def test_one_image_of_the_other_encoding_is_refused(name: str, first: str, odd: 
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar10-jpeg"])
-def test_without_a_path_the_way_to_give_one_and_the_forms_are_told(name: str, tmp_path: Path) -> None:
+def test_without_a_path_the_way_to_give_one_and_the_forms_are_told(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     refused(name, None, rf"write --data {name}=PATH, .*parquet.*class folders.*cifar-10-batches-py", tmp_path)
 
 
@@ -138,7 +139,7 @@ def test_a_path_without_a_source_is_named(tmp_path: Path) -> None:
     refused("cifar10", tmp_path / "nowhere", "no such folder; wanted", tmp_path)
     refused("cifar10", tmp_path / "empty", "wanted Hugging Face .*; found an empty folder", tmp_path)
     refused("cifar10", tmp_path / "other", "found notes.txt", tmp_path)
-    refused("cifar10", tmp_path / "cifar.tar.gz", "a file; wanted the folder", tmp_path)
+    refused("cifar10", tmp_path / "cifar.tar.gz", "wanted the official cifar-10-python.tar.gz .*, found a file of 0 bytes", tmp_path)
     refused("cifar10", tmp_path / ("x" * 300), "cannot read .*: File name too long", tmp_path)
 
 

@@ -29,7 +29,7 @@ def test_a_tilde_after_the_equals_sign_is_the_home_folder(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cifar", r"unknown data set 'cifar': wanted one of digits, cifar10, cifar10-jpeg; did you mean cifar10\?"),
+        ("cifar", r"unknown data set 'cifar': wanted one of digits, cifar10, cifar10-jpeg, fashion-mnist; did you mean cifar10\?"),
         ("", r"unknown data set '': wanted one of digits"),
         ("=/data", r"unknown data set ''"),
         ("Digits", r"unknown data set 'Digits': .*did you mean digits\?"),
@@ -42,7 +42,7 @@ def test_a_wrong_source_is_bad_input(text: str, message: str) -> None:
         parse_source(text)
 
 
-@pytest.mark.parametrize("names", ["NAMES, parse_source, Dataset", "load"])
+@pytest.mark.parametrize("names", ["NAMES, parse_source, Dataset", "load, locate, split_rows", "ARCHIVES, download, downloads_folder"])
 def test_importing_it_imports_no_heavy_library(names: str) -> None:
     code = f"""
 import sys

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from affine_divergence.lab.data import Dataset, load, make_splits
+from affine_divergence.lab.data import Dataset, _fashion, load, make_splits
 from affine_divergence.lab.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -57,3 +57,14 @@ def test_the_real_images_are_split_and_standardised(cifar10: Path, cache: Path) 
     torch.testing.assert_close(channels.mean((0, 2), dtype=torch.float64), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-6)
     for channel in range(3):
         assert abs(channels[:, channel].double().std(correction=0) - 1) < 1e-6
+
+
+def test_debians_fashion_mnist_is_read_where_its_package_puts_it(cache: Path) -> None:
+    if not _fashion.DEBIAN.exists():
+        pytest.skip("dataset-fashion-mnist is not installed")
+    dataset = load("fashion-mnist", cache=cache)
+    assert dataset.digest == "475596a4df190dcf"
+    assert dataset.train_images.shape == (60_000, 1, 28, 28)
+    assert np.bincount(dataset.train_labels).tolist() == [6000] * 10
+    assert np.bincount(dataset.test_labels).tolist() == [1000] * 10
+    assert make_splits(dataset).validation.inputs.shape == (6_000, 784)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from affine_divergence.lab.data import Dataset, load, make_splits
+from affine_divergence.lab.data import Dataset, load, make_splits, split_rows
 from affine_divergence.lab.data._permutation import fixed_permutation
-from affine_divergence.lab.data._splits import split_rows, standardising_tables
+from affine_divergence.lab.data._splits import standardising_tables
 
 
 def made(train: int, test: int, name: str = "cifar10", channels: int = 3, side: int = 32, seed: int = 0) -> Dataset:
@@ -28,7 +28,11 @@ def made(train: int, test: int, name: str = "cifar10", channels: int = 3, side: 
 
 @pytest.mark.parametrize(
     ("name", "n", "sizes", "pinned"),
-    [("cifar10", 50_000, (45_000, 5_000), "adbf95786063e6f6"), ("digits", 1437, (1149, 288), "38f0abeaca677a3f")],
+    [
+        ("cifar10", 50_000, (45_000, 5_000), "adbf95786063e6f6"),
+        ("fashion-mnist", 60_000, (54_000, 6_000), "4a131b24518cf1c6"),
+        ("digits", 1437, (1149, 288), "38f0abeaca677a3f"),
+    ],
 )
 def test_train_and_validation_are_disjoint_cover_all_and_never_change(name: str, n: int, sizes: tuple[int, int], pinned: str) -> None:
     train, validation = split_rows(name, n)

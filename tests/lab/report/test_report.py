@@ -20,9 +20,9 @@ def records(text: str = TINY) -> list[Record]:
 
 
 def test_the_page_is_made_again_from_its_table_byte_for_byte(tmp_path: Path) -> None:
-    page, _ = write_report(records(), TINY, tmp_path / "first")
-    text, back = from_frame(read_parquet(tmp_path / "first" / "trials.parquet"))
-    again, _ = write_report(back, text, tmp_path / "second")
+    page = write_report(records(), TINY, tmp_path / "first").page
+    text, back, claims = from_frame(read_parquet(tmp_path / "first" / "trials.parquet"))
+    again = write_report(back, text, tmp_path / "second", claims).page
     assert again.read_bytes() == page.read_bytes()
     assert sorted(p.name for p in (tmp_path / "first" / "figures").iterdir()) == [
         f"{kind}-2x8-tanh-b32-e2.svg" for kind in ("accuracy", "learning-curves", "learning-rates")
@@ -30,7 +30,7 @@ def test_the_page_is_made_again_from_its_table_byte_for_byte(tmp_path: Path) -> 
 
 
 def test_the_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:
-    page, _ = write_report(records(), TINY, tmp_path)
+    page = write_report(records(), TINY, tmp_path).page
     text = page.read_text()
     assert re.findall(r"""(?:src|href)=["'](?!data:)|@import|url\(|<script|<link""", text) == []
 
@@ -44,7 +44,7 @@ def test_the_figures_are_well_formed_and_show_every_method(tmp_path: Path) -> No
 
 
 def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
-    page, _ = write_report(records(), TINY, tmp_path)
+    page = write_report(records(), TINY, tmp_path).page
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.read_text()))
     assert "affine-like 0.3* 3 66.00 [63.52, 68.48] 0/3" in text
     assert "Not finished" not in text
@@ -55,14 +55,14 @@ def test_flags_name_what_diverged_and_what_is_missing(tmp_path: Path) -> None:
     some = records()[:-1]
     at = next(i for i, r in enumerate(some) if r.trial.method == "affine-like" and r.trial.learning_rate == 0.3)
     some[at] = record(some[at].trial, 0.6, status="diverged")
-    page, _ = write_report(some, TINY, tmp_path)
+    page = write_report(some, TINY, tmp_path).page
     assert "1 of 2 runs diverged and count as chance" in page.read_text()
     assert "Not finished: 1 trials" in page.read_text()
 
 
 def test_text_of_the_grid_file_is_shown_as_text(tmp_path: Path) -> None:
     evil = TINY + "# <script>alert(1)</script>\n"
-    page, _ = write_report(records(), evil, tmp_path)
+    page = write_report(records(), evil, tmp_path).page
     assert "<script>" not in page.read_text()
     assert "&lt;script&gt;" in page.read_text()
 

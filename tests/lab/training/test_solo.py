@@ -49,7 +49,7 @@ def trained(trials: list[Trial], splits: Splits, steps: int = STEPS) -> tuple[St
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
-def test_in_double_precision_every_method_rate_and_seed_follows_its_solo_run_in_losses_and_predictions(activation: str, digits: Splits) -> None:
+def test_in_double_precision_every_method_rate_and_seed_has_the_losses_and_predictions_of_its_solo(activation: str, digits: Splits) -> None:
     splits = in_double(digits)
     wanted = {
         trial(method, rate, activation, seed=7 + place): steps

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +13,12 @@ from solo import train_solo
 from affine_divergence.lab.data import Part, Splits, load, make_splits
 from affine_divergence.lab.training import train
 from affine_divergence.lab.training._seeds import image_order, initial_weight
+from affine_divergence.lab.trial import Method
+
+
+def in_double(splits: Splits) -> Splits:
+    parts = {name: Part(getattr(splits, name).inputs.double(), getattr(splits, name).labels) for name in ("train", "validation", "test")}
+    return replace(splits, **parts)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +94,7 @@ def test_outcomes_are_in_the_order_of_the_trials(digits: Splits) -> None:
 
 @pytest.mark.parametrize("method", ["none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like"])
 def test_with_one_thread_a_trial_beside_other_methods_is_bit_for_bit_the_trial_alone(method: str, digits: Splits) -> None:
-    # The first layer's product is as wide as a method has replicas: with one rate a method the shapes are those of the trial alone.
+    # Products of these shapes sum in one order however wide they are; of CIFAR-10's size the last bits may differ, as test_solo allows.
     one = trial(method=method)
     others = [trial(method=m) for m in ("none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like") if m != method]
     together, alone = train([one, *others], digits)[0], train([one], digits)[0]
@@ -98,6 +105,32 @@ def test_with_one_thread_a_trial_beside_other_methods_is_bit_for_bit_the_trial_a
 def test_trials_that_do_not_go_together_are_refused(change: dict[str, object], digits: Splits) -> None:
     with pytest.raises(ValueError, match="share all but method, learning rate and seed"):
         train([trial(), trial(**change)], digits)
+
+
+def test_only_the_first_train_images_are_used_and_more_than_there_are_is_refused(digits: Splits) -> None:
+    few = replace(digits, train=Part(digits.train.inputs[:100], digits.train.labels[:100]))
+    (outcome,), (expected,) = train([trial(train_images=100)], digits), train([trial()], few)
+    assert (outcome.loss_curve, outcome.test_accuracy) == (expected.loss_curve, expected.test_accuracy)
+    with pytest.raises(ValueError, match="train_images = 1150, but the training part of digits has 1149"):
+        train([trial(train_images=1150)], digits)
+
+
+def test_seeds_trained_together_are_those_trained_alone(digits: Splits) -> None:
+    trials = [trial(method=method, seed=seed) for seed in (3, 1, 2) for method in ("batch-norm", "layer-norm", "affine-like")]
+    for one, outcome in zip(trials, train(trials, digits), strict=True):
+        (alone,) = train([one], digits)
+        assert outcome.loss_curve == pytest.approx(alone.loss_curve, rel=1e-5), one
+        assert outcome.test_accuracy == pytest.approx(alone.test_accuracy, abs=0.01)
+        assert outcome.stack_size == 9
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+def test_on_a_gpu_the_trials_are_those_on_the_cpu(digits: Splits) -> None:
+    splits = in_double(digits)
+    trials = [trial(method=method, seed=seed) for seed in (1, 2) for method in get_args(Method)]
+    for one, here, there in zip(trials, train(trials, splits), train(trials, splits, "cuda"), strict=True):
+        assert there.loss_curve == pytest.approx(here.loss_curve, rel=1e-9), one
+        assert there.accuracy_curve == pytest.approx(here.accuracy_curve, abs=0.01), one
 
 
 def test_a_seed_fixes_weights_by_their_shape_and_orders_by_their_epoch() -> None:

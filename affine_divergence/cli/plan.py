@@ -1,0 +1,75 @@
+# affdiv plan: what a grid file asks for, and what a store holds of it, before anything is trained.
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from affine_divergence.lab.errors import BadInputError
+from affine_divergence.lab.forecast import forecast
+from affine_divergence.lab.grid import Grid, read_grid
+from affine_divergence.lab.stacks import stacks
+from affine_divergence.lab.stages import missing, scores, stages
+from affine_divergence.lab.status import middling
+from affine_divergence.lab.store import Store, read
+from affine_divergence.lab.tuning import plan as plan_stage
+
+
+def plan(
+    grid: Path,
+    /,
+    *,
+    store: Annotated[Path | None, Parameter(help="Store folder, to see what it already holds of the grid.")] = None,
+) -> None:
+    """Show how many cells and trials a grid file asks for, in how many stacks. Nothing is trained.
+
+    Parameters
+    ----------
+    grid
+        TOML file of the study.
+    """
+    checked, _ = read_grid(grid)
+    lines = [f"study       {checked.study}, on {checked.data}", *_asked(checked)]
+    if store is not None:
+        with read(store) as results:
+            lines += _held(checked, results, store)
+    print("\n".join(lines))
+
+
+def _asked(grid: Grid) -> list[str]:
+    found = forecast(grid)
+    first = plan_stage(grid, {}).missing
+    return [
+        f"cells       {found.cells}",
+        *([] if grid.tuning is None else [f"tuning      {_range(found.tuning)}"]),
+        f"evaluation  {_range(found.evaluation)}",
+        f"total       {_range(found.total)}",
+        f"first       {_count(len(first), 'trial')} in {_count(len(stacks(first)), 'stack')}",
+    ]
+
+
+def _held(grid: Grid, store: Store, folder: Path) -> list[str]:
+    study = store.get("study")
+    if study not in (None, grid.study):
+        raise BadInputError(f"the store {folder} holds the study {study}, not {grid.study}; name its own store")
+    records = store.records()
+    accuracies = scores(records)
+    wanted = {trial for stage in stages(grid, accuracies, middling(grid)) for trial in stage}
+    ended = Counter(record.outcome.status for record in records if record.trial in wanted)
+    held = ", ".join(f"{ended[status]} {status}" for status in ("done", "diverged", "failed"))
+    left = missing(grid, accuracies)
+    return [
+        f"held        {held}; {len(records) - ended.total()} that this grid does not ask for",
+        f"next        {_count(len(left), 'trial')} in {_count(len(stacks(left)), 'stack')}" if left else "next        nothing: finished",
+    ]
+
+
+def _range(bounds: tuple[int, int]) -> str:
+    least, most = bounds
+    return _count(least, "trial") if least == most else f"at least {_count(least, 'trial')}, at most {most:,}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

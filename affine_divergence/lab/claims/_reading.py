@@ -1,0 +1,152 @@
+# The text of the claims, read: what each claim compares, and where.
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from affine_divergence.lab.errors import BadInputError
+from affine_divergence.lab.trial import Activation, Method, PositiveInt
+
+Estimand = Literal["lead", "above-chance", "trend-of-lead", "batch-slope"]
+Direction = Literal["greater", "less"]
+Points = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class Cells(BaseModel):
+    """The product of some axes; the learning rates are those tuned for each cell, or for its like at another batch size."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    activation: Annotated[tuple[Activation, ...], Field(min_length=1)]
+    depth: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    width: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    batch_size: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    rate_from_batch_size: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        for name, values in self:
+            if isinstance(values, tuple) and len(set(values)) != len(values):
+                raise ValueError(f"{name} holds a value twice: {list(values)}")
+        return self
+
+
+class Part(BaseModel):
+    """An estimand for one method over some settings; with `verdict = false` it is shown and decides nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    estimand: Estimand
+    along: Literal["width", "depth"] | None = None
+    method: Method
+    rivals: tuple[Method, ...]
+    direction: Direction
+    margin: Points
+    chance: Points | None = None
+    verdict: bool = True
+    cells: Annotated[tuple[Cells, ...], Field(min_length=1)]
+
+    @property
+    def axis(self) -> Literal["width", "depth", "batch_size"] | None:
+        """What a slope is taken along; None where the estimand is no slope."""
+        return "batch_size" if self.estimand == "batch-slope" else self.along
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if (self.estimand == "trend-of-lead") != (self.along is not None):
+            raise ValueError("along goes with trend-of-lead and with nothing else")
+        if (self.estimand == "above-chance") != (self.chance is not None):
+            raise ValueError("chance goes with above-chance and with nothing else")
+        if (self.estimand == "above-chance") != (not self.rivals):
+            raise ValueError("above-chance has no rivals, every other estimand has at least one")
+        if self.method in self.rivals or len(set(self.rivals)) != len(self.rivals):
+            raise ValueError(f"rivals are different methods, and other ones than {self.method}; got {list(self.rivals)}")
+        if self.axis is not None and any(len(getattr(cells, self.axis)) < 2 for cells in self.cells):
+            raise ValueError(f"a slope along {self.axis} needs at least two values of it")
+        return self
+
+
+class Claim(BaseModel):
+    """A statement of the paper, and the parts that test it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    statement: Annotated[str, Field(min_length=1)]
+    part: Annotated[tuple[Part, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if not any(part.verdict for part in self.part):
+            raise ValueError("no part decides; at least one must be without verdict = false")
+        return self
+
+
+class Claims(BaseModel):
+    """A file of claims, checked; `level` is that of the whole rule."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1]
+    level: Annotated[float, Field(gt=0.0, lt=0.5)]
+    claim: Annotated[tuple[Claim, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        ids = [claim.id for claim in self.claim]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"two claims have one id: {ids}")
+        return self
+
+    def named(self, ids: Sequence[str]) -> list[Claim]:
+        """The claims with these ids, in the text's order."""
+        known = [claim.id for claim in self.claim]
+        if unknown := [name for name in ids if name not in known]:
+            raise BadInputError(f"the grid file names the claims {', '.join(unknown)}, the study's claims are {', '.join(known)}")
+        return [claim for claim in self.claim if claim.id in ids]
+
+
+def claims_text() -> str:
+    """The text of the claims that this version tests."""
+    return (resources.files("affine_divergence.lab.claims") / "claims.toml").read_text(encoding="utf-8")
+
+
+def claims_digest(text: str) -> str:
+    """The hash by which a text of claims is named: SHA-256, its first 16 digits."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def parse_claims(text: str, name: str = "the claims") -> Claims:
+    """Claims from their text; BadInputError names the claim, the part and the field that is wrong."""
+    try:
+        values = tomllib.loads(text)
+        return Claims.model_validate(values)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadInputError(f"{name} are not a TOML file: {error}") from error
+    except ValidationError as error:
+        raise BadInputError(f"{name}: {'; '.join(_one_line(item, values) for item in error.errors())}") from error
+
+
+def _one_line(item: Any, values: Any) -> str:
+    where = []
+    for before, part in zip((None, *item["loc"]), item["loc"], strict=False):
+        if isinstance(part, int):
+            where.append(_claim_name(values, part) if before == "claim" else str(part + 1))
+        elif part != "claim":
+            where.append(str(part))
+    place = " ".join(where)
+    message = item["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if item["type"] in {"missing", "value_error", "extra_forbidden"}:
+        return f"{place}: {message}" if place else message
+    return f"{place}: {message}, got {item['input']!r}"
+
+
+def _claim_name(values: Any, index: int) -> str:
+    claim = values["claim"][index]
+    return str(claim.get("id", index + 1)) if isinstance(claim, dict) else str(index + 1)

@@ -1,0 +1,61 @@
+# How far a study is: its trials counted, from its store alone.
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from affine_divergence.lab import lock
+from affine_divergence.lab.grid import Grid
+from affine_divergence.lab.stages import scores, stages
+from affine_divergence.lab.store import read, study_of
+from affine_divergence.lab.trial import Trial
+
+
+@dataclass(frozen=True)
+class Status:
+    """Trials of the grid by how they ended; running are those in stacks in flight. The total grows where tuning asks for more."""
+
+    study: str
+    data: str
+    total: int
+    total_known: bool
+    done: int
+    diverged: int
+    failed: int
+    running: int
+    writer: str | None
+
+
+def status_of(folder: Path) -> Status:
+    """The status of the study in a store, whether a run is writing to it or not."""
+    with read(folder) as store:
+        grid, _ = study_of(store, folder)
+        records, queue = store.records(), store.queue()
+    accuracies = scores(records)
+    wanted = {trial for stage in stages(grid, accuracies, middling(grid)) for trial in stage}
+    ended = Counter(record.outcome.status for record in records if record.trial in wanted)
+    writer = lock.holder(folder)
+    return Status(
+        study=grid.study,
+        data=grid.data,
+        total=len(wanted),
+        total_known=all(trial in accuracies for trial in wanted if trial.role == "tuning"),
+        done=ended["done"],
+        diverged=ended["diverged"],
+        failed=ended["failed"],
+        running=0 if writer is None else sum(len(queued.trials) for queued in queue if queued.running),
+        writer=writer,
+    )
+
+
+def middling(grid: Grid) -> Callable[[Trial], float]:
+    """A guess of accuracies by which a rate in the middle is the best, so that no range of rates is extended for it."""
+    middles = {cell: math.sqrt(rates[0] * rates[-1]) for cell, rates in grid.rates().items()}
+
+    def guess(trial: Trial) -> float:
+        return -abs(math.log(trial.learning_rate / middles[trial.cell])) if trial.cell in middles else 0.0
+
+    return guess
