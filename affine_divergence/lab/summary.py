@@ -1,6 +1,7 @@
 # What a study found, setting by setting: tuned rates, accuracies, paired differences.
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,11 @@ class MethodRow:
     def at_edge(self) -> bool:
         """Whether a better rate may lie beyond those tried."""
         return self.choice.at_edge and not self.hopeless
+
+    @property
+    def not_finite(self) -> int:
+        """Runs whose loss is not finite; the other diverged ones are at chance, perhaps because they never began to learn."""
+        return sum(not math.isfinite(loss) for record in self.records if (loss := record.outcome.final_loss) is not None)
 
     @property
     def validation(self) -> float:

@@ -94,24 +94,34 @@ def _tune(cell: Cell, ladder: Ladder, tuning: Tuning, accuracies: Mapping[Trial,
         best = _best(cell, ladder, coarse, tuning.seeds[:1], accuracies)
         if isinstance(best, list):
             return best
-        if len({accuracies[cell.trial(ladder[index], tuning.seeds[0], "tuning")] for index in coarse}) == 1:
+        if _level(cell, ladder, coarse, tuning.seeds[:1], accuracies):  # at chance everywhere: the rates left out may learn, or other seeds
             skipped = set(range(len(ladder))) - set(coarse)
-            if not skipped:
-                return Choice(ladder[best], at_edge=False)  # it learns at no rate, so none is better beyond
-            coarse = sorted({*coarse, *skipped})
-            continue
-        longer = extended(coarse, best)
-        if longer is None:
+            if skipped:
+                coarse = sorted({*coarse, *skipped})
+                continue
+            fine = coarse
+        else:
+            longer = extended(coarse, best)
+            if longer is not None:
+                coarse = longer
+                extensions += 1
+                continue
             fine = [index for index in (best - 1, best, best + 1) if ladder.reaches(index)]
-            chosen = _best(cell, ladder, fine, tuning.seeds, accuracies)
-            if isinstance(chosen, list):
-                return chosen
-            tried = sorted({*coarse, *fine})
-            longer = extended(tried, chosen)
-            if longer is None:
-                return Choice(ladder[chosen], at_edge=chosen in (tried[0], tried[-1]))
+        chosen = _best(cell, ladder, fine, tuning.seeds, accuracies)
+        if isinstance(chosen, list):
+            return chosen
+        tried = sorted({*coarse, *fine})
+        if fine == coarse and _level(cell, ladder, fine, tuning.seeds, accuracies):
+            return Choice(ladder[chosen], at_edge=False)  # it learns at no rate, so none is better beyond
+        longer = extended(tried, chosen)
+        if longer is None:
+            return Choice(ladder[chosen], at_edge=chosen in (tried[0], tried[-1]))
         coarse = longer
         extensions += 1
+
+
+def _level(cell: Cell, ladder: Ladder, indices: list[int], seeds: tuple[int, ...], accuracies: Mapping[Trial, float]) -> bool:
+    return len({accuracies[cell.trial(ladder[index], seed, "tuning")] for index in indices for seed in seeds}) == 1
 
 
 def _best(

@@ -40,10 +40,18 @@ def test_operations_are_two_for_each_weight_and_product() -> None:
 def test_the_table_of_training_names_every_shape_and_method_and_its_ratios_are_of_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"IMAGES": 200, "FEATURES": 12, "ROWS_A_ROUND": 64, "REPLICAS": 2, "SHAPES": ((4, 32), (4, 64))}.items():
         monkeypatch.setattr(_training, name, value)
-    table = training(3).splitlines()
-    rows = [line.split() for line in table if line.split()[2:3] and line.split()[2] in _training.METHODS]
-    assert [row[:3] for row in rows] == [["4", batch, method] for batch in ("32", "64") for method in _training.METHODS]
-    for row in rows:
-        usual, stacked, ratio = map(float, row[3:6])
+    rows = [line for line in training(3).splitlines() if line.lstrip().startswith("4 ")]
+    names = [*_training.METHODS, _training.ALL]
+    assert [(line.split()[1], line[14:27].strip()) for line in rows] == [(batch, name) for batch in ("32", "64") for name in names]
+    for line in rows:
+        usual, stacked, ratio = map(float, line[27:].split()[:3])
         assert ratio == pytest.approx(stacked / usual, abs=0.01 + ratio * 0.01)
 
+
+def test_both_sides_of_the_training_bench_train_the_same_trials() -> None:
+    for name in (*_training.METHODS, _training.ALL):
+        trials = _training._trials(16, 32, name)
+        assert len(set(trials)) == len(trials) == (18 if name == _training.ALL else 16)
+        for trial in trials:
+            weights = [tuple(module.weight.shape) for module in _training._net(trial) if getattr(module, "weight", None) is not None]
+            assert weights == [(16, 3072), (16, 16), (16, 16), (10, 16)]

@@ -239,8 +239,20 @@ def test_above_chance_takes_chance_and_the_margin_off_and_is_contradicted_by_cha
     found = judged(text, block(), lambda one: 12.0 + one.seed)
     assert found.units[0].comparisons[0].values == pytest.approx({0: 1.5, 1: 2.5, 2: 3.5})
     assert (found.verdict, found.units[0].p) == ("reproduced", pytest.approx(p_of_three(2.5 * math.sqrt(3))))
-    assert judged(text, block(), lambda one: 10.0).verdict == "contradicted"
+    assert judged(text, block(seed=[0, 1, 2, 3, 4]), lambda one: 10.0).verdict == "contradicted"
+    assert judged(text, block(seed=[0, 1]), lambda one: 10.0).verdict == "undecided"  # two equal seeds prove little
     assert judged(text, block(), lambda one: 10.5 + 0.1 * (one.seed - 1)).verdict == "undecided"  # it cannot be equivalent
+
+
+def test_a_rate_kept_from_its_own_batch_size_does_not_take_seeds_from_the_tuned_cell() -> None:
+    tuned = block(learning_rate=[0.01, 0.1, 1.0], seed=[0, 1, 2, 3])
+    kept = block(learning_rate=None, rate_from_batch_size=32, seed=[0, 1])
+    the_grid = grid(f'study = "s"\ndata = "digits"\nclaims = ["C"]\n{tuned}{kept}[tuning]\nseeds = [9]\n')
+    done: list[Record] = []
+    while missing := plan(the_grid, {r.trial: r.outcome.validation_accuracy or 0.0 for r in done}).missing:
+        done += [record(one, 0.5 - abs(math.log10(one.learning_rate) + 1) / 10 + 0.01 * one.seed) for one in missing]
+    (found,) = judge(parse_claims(HEAD + part()), summarise(the_grid, done))
+    assert sorted(found.units[0].comparisons[0].values) == [0, 1, 2, 3]
 
 
 def test_only_budgets_in_epochs_count_but_for_slopes_along_the_batch_size() -> None:

@@ -48,9 +48,9 @@ def test_the_paired_difference_is_that_of_the_paired_t_test() -> None:
     assert (difference.interval.low, difference.interval.high) == pytest.approx(tuple(expected.confidence_interval(0.95)), rel=1e-9)
 
 
-def test_differences_without_spread_have_p_0_or_1_not_nan() -> None:
+def test_equal_differences_have_the_p_of_their_sign_flips_not_0_or_nan() -> None:
     assert paired_difference([1.0, 2.0], [1.0, 2.0]).p == 1.0
-    assert paired_difference([2.0, 3.0], [1.0, 2.0]).p == 0.0
+    assert paired_difference([2.0, 3.0], [1.0, 2.0]).p == 0.5 == sign_flip_p([1.0, 1.0])
 
 
 def test_one_seed_has_a_mean_but_no_interval() -> None:
@@ -120,8 +120,8 @@ def test_twenty_seeds_are_flipped_exactly_and_more_than_forty_are_not() -> None:
         sign_flip_p([1.0] * 41)
 
 
-def test_evidence_without_spread_is_certain_one_way_or_says_nothing() -> None:
-    for value, expected in ((-0.5, (1.0, 0.0, 0.0)), (0.5, (0.0, 1.0, 0.0)), (0.0, (1.0, 1.0, 1.0))):
+def test_evidence_without_spread_is_as_certain_as_its_sign_flips_or_says_nothing() -> None:
+    for value, expected in ((-0.5, (1.0, 1 / 32, 1 / 16)), (0.5, (1 / 32, 1.0, 1 / 16)), (0.0, (1.0, 1.0, 1.0))):
         found = evidence([value] * 5)
         assert (found.p_greater, found.p_less, found.p_two_sided) == expected
         assert (found.narrow.low, found.narrow.high, found.effect_size) == (value, value, math.copysign(math.inf, value) if value else 0.0)

@@ -90,12 +90,22 @@ def test_a_method_that_learns_at_no_rate_of_the_whole_ladder_gets_the_smallest_o
     rounds, choices = played(grid(TUNED), lambda t: 0.1 if t.method == "none" else peak(0.1)(t))
     assert choices["none"] == Choice(0.01, at_edge=False)
     tried = [[t.learning_rate for t in trials if t.method == "none" and t.role == "tuning"] for trials in rounds]
-    assert tried == [[0.01, 0.1, 1.0], [0.03, 0.3], []]
+    assert tried == [[0.01, 0.1, 1.0], [0.03, 0.3], [0.01] * 2 + [0.03] * 2 + [0.1] * 2 + [0.3] * 2 + [1.0] * 2, []]
 
 
 def test_a_method_that_learns_only_at_a_rate_which_the_coarse_round_leaves_out_is_found_and_tuned_there() -> None:
     _, choices = played(grid(TUNED), lambda t: 0.4 if t.learning_rate == 0.3 else 0.1)
     assert choices["none"] == Choice(0.3, at_edge=False)
+
+
+def test_a_method_that_learns_with_other_tuning_seeds_than_the_first_is_tuned_by_the_mean_over_all() -> None:
+    def accuracy(trial: Trial) -> float:
+        return {(0.3, 11): 0.3, (0.03, 12): 0.2}.get((trial.learning_rate, trial.seed), 0.1)
+
+    _, choices = played(grid(TUNED), accuracy)
+    assert choices["none"] == Choice(0.3, at_edge=False)
+    _, choices = played(grid(TUNED), lambda t: 0.3 if (t.learning_rate, t.seed) == (1.0, 12) else 0.1)
+    assert choices["none"] == Choice(1.0, at_edge=False)  # 3.0 and 10.0 are tried and do not learn
 
 
 def test_a_block_at_the_rate_of_another_batch_size_is_tested_at_that_rate_and_nothing_runs_twice() -> None:

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,23 +14,30 @@ from affine_divergence.lab.benchmarks._interleave import interleaved, one_thread
 from affine_divergence.lab.training._seeds import image_order
 from affine_divergence.lab.training._stack import Stack, sort_key
 from affine_divergence.lab.training._train import descend
-from affine_divergence.lab.trial import Method, Trial
-from affine_divergence.nn import AffineLikeLinear
+from affine_divergence.lab.trial import Cell, Method, Trial
+from affine_divergence.nn import AffineLikeLinear, NormLikeLinear
 
 IMAGES, FEATURES, CLASSES, DEPTH = 45_000, 3072, 10, 3  # the training part of CIFAR-10
 SHAPES = ((16, 32), (64, 32), (64, 128))  # width, batch size
 METHODS: tuple[Method, ...] = ("none", "affine-like", "batch-norm")
 REPLICAS = 16
+ALL, SEEDS = "all six × 3", 3  # as a study tests: one rate a method, several seeds
 ROWS_A_ROUND = 3200  # images that each replica sees in a round
+NORMS: Mapping[Method, Callable[[int], nn.Module]] = {
+    "batch-norm": lambda d: nn.BatchNorm1d(d, affine=False),
+    "layer-norm": lambda d: nn.LayerNorm(d, elementwise_affine=False),
+    "rms-norm": lambda d: nn.RMSNorm(d, elementwise_affine=False),
+}
+LINEAR: Mapping[Method, Callable[[int, int], nn.Module]] = {"norm-like": NormLikeLinear, "affine-like": AffineLikeLinear}
 
 
 def training(repeats: int) -> str:
     """The table of `affdiv bench training`."""
     text = [
-        f"{FEATURES}-w-w-w-{CLASSES}, Tanh, SGD, float32, {REPLICAS} learning rates of one seed, {IMAGES:,} images in memory, "
-        f"CPU, 1 thread, torch {torch.__version__}",
-        f"medians of {repeats} interleaved rounds of {ROWS_A_ROUND:,} images a replica, CPU time; an epoch is {IMAGES:,} images",
+        f"{FEATURES}-w-w-w-{CLASSES}, Tanh, SGD, float32, {IMAGES:,} images in memory, CPU, 1 thread, torch {torch.__version__}",
+        f"medians of {repeats} interleaved rounds of {ROWS_A_ROUND:,} images a replica, CPU time, without evaluation; an epoch: {IMAGES:,}",
         "usual: an nn.Sequential a trial, DataLoader over a TensorDataset, optim.SGD. stacked: one batched model.",
+        f"{REPLICAS} learning rates of one method and one seed; {ALL}: one rate of each method, {SEEDS} seeds.",
         "",
         f"{'width':>5}{'batch':>7}  {'method':<13}{'replica-epochs / CPU s':>26}{'':>6}{'GFLOP/s':>20}",
         f"{'':>5}{'':>7}  {'':<13}{'usual':>13}{'stacked':>13}{'ratio':>8}{'usual':>9}{'stacked':>9}",
@@ -36,24 +45,27 @@ def training(repeats: int) -> str:
     inputs = torch.randn(IMAGES, FEATURES, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(CLASSES, (IMAGES,), generator=torch.Generator().manual_seed(1))
     with one_thread():
-        for (width, batch_size), method in itertools.product(SHAPES, METHODS):
-            trials = [
-                Trial(
-                    data="synthetic", method=method, width=width, depth=DEPTH, activation="tanh", batch_size=batch_size,
-                    learning_rate=0.001 * (1 + place), seed=0, epochs=1,
-                )
-                for place in range(REPLICAS)
-            ]  # fmt: skip
+        for (width, batch_size), name in itertools.product(SHAPES, (*METHODS, ALL)):
+            trials = _trials(width, batch_size, name)
             pieces = {"usual": _usual(trials, inputs, labels), "stacked": _stacked(trials, inputs, labels)}
             seconds = interleaved(pieces, repeats, warm=1)
-            epochs = REPLICAS * (ROWS_A_ROUND // batch_size) * batch_size / IMAGES
-            usual, stacked = (epochs / seconds[name] for name in ("usual", "stacked"))
+            epochs = len(trials) * (ROWS_A_ROUND // batch_size) * batch_size / IMAGES
+            usual, stacked = (epochs / seconds[side] for side in pieces)
             flops = 1e-9 * IMAGES * _operations(width)
             text.append(
-                f"{width:>5}{batch_size:>7}  {method:<13}{usual:>13.2f}{stacked:>13.2f}{stacked / usual:>8.2f}"
+                f"{width:>5}{batch_size:>7}  {name:<13}{usual:>13.2f}{stacked:>13.2f}{stacked / usual:>8.2f}"
                 f"{usual * flops:>9.1f}{stacked * flops:>9.1f}"
             )
     return "\n".join(text)
+
+
+def _trials(width: int, batch_size: int, name: str) -> list[Trial]:
+    if name == ALL:
+        wanted = [(method, 0.01, seed) for method in get_args(Method) for seed in range(SEEDS)]
+    else:
+        wanted = [(name, 0.001 * (1 + place), 0) for place in range(REPLICAS)]
+    shape = Cell("synthetic", "none", width, DEPTH, "tanh", batch_size, 1, None)
+    return [replace(shape, method=method).trial(rate, seed, "evaluation") for method, rate, seed in wanted]
 
 
 def _operations(width: int) -> int:
@@ -85,7 +97,7 @@ def _stacked(trials: list[Trial], inputs: Tensor, labels: Tensor) -> Callable[[]
     batch_size = trials[0].batch_size
 
     def batches() -> Iterator[Tensor]:
-        order = image_order(0, 0, IMAGES)[None]
+        order = torch.stack([image_order(seed, 0, IMAGES) for seed in stack.seeds])
         yield from itertools.islice(order.split(batch_size, dim=1), ROWS_A_ROUND // batch_size)
 
     def run() -> None:
@@ -100,7 +112,7 @@ def _net(trial: Trial) -> nn.Sequential:
     for layer, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
         if layer:
             layers.append(nn.Tanh())
-        if trial.method == "batch-norm":
-            layers.append(nn.BatchNorm1d(n_in, affine=False))
-        layers.append(AffineLikeLinear(n_in, n_out) if trial.method == "affine-like" else nn.Linear(n_in, n_out))
+        if trial.method in NORMS:
+            layers.append(NORMS[trial.method](n_in))
+        layers.append(LINEAR.get(trial.method, nn.Linear)(n_in, n_out))
     return nn.Sequential(*layers)

@@ -88,7 +88,7 @@ class Claim(BaseModel):
 
 
 class Claims(BaseModel):
-    """A file of claims, checked; `level` is that of the whole rule."""
+    """A file of claims, checked; `level` bounds each kind of wrong verdict, reproduced and contradicted, of a claim."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -83,7 +83,11 @@ def judge(claims: Claims, summary: Summary) -> tuple[Judged, ...]:
     found: dict[Place, dict[Method, MethodRow]] = {}
     for setting in summary.settings:
         place = Place(replace(setting.cell, method="none"), setting.rate_from)
-        found.setdefault(place.itself, {}).update({row.cell.method: row for row in setting.rows})
+        known = found.setdefault(place.itself, {})
+        for row in setting.rows:  # a rate kept from its own batch size is the tuned one: the same trials, perhaps of other seeds
+            method = row.cell.method
+            if method not in known or row.accuracy.n > known[method].accuracy.n:
+                known[method] = row
     return tuple(_judged(claim, summary, found, claims.level) for claim in claims.named(summary.grid.claims))
 
 

@@ -68,13 +68,14 @@ def flags_of(row: MethodRow) -> list[str]:
     """What a reader should know of a method in a setting beside its numbers."""
     flags = []
     if row.hopeless:
-        flags.append("every learning rate tried ended at chance, so none of them is better")
+        flags.append("every learning rate tried ended at chance, so none of them is better; the smallest is tested")
     elif row.at_edge:
         flags.append("the chosen learning rate is the lowest or highest of all tried, so a better one may lie beyond")
     if row.diverged:
         low, high = wilson(row.diverged, row.accuracy.n)
         flags.append(
-            f"{row.diverged} of {row.accuracy.n} runs diverged and count as chance "
+            f"{row.diverged} of {row.accuracy.n} runs diverged and count as chance: {row.not_finite} with a loss that is not finite, "
+            f"{row.diverged - row.not_finite} that ended no better than chance "
             f"(rate {percent(row.diverged / row.accuracy.n)} %, 95 % interval {percent(low)} to {percent(high)} %)"
         )
     if row.accuracy.n < row.wanted:

@@ -66,7 +66,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], level: fl
 def evidence(values: Sequence[float], level: float = 0.05) -> Evidence:
     """The evidence of at least two paired differences, in points.
 
-    Without spread a p is 0 on the side where the differences lie, 1 on the other; 1 on both where they are all 0.
+    Without spread a p is 2⁻ⁿ on the side where the differences lie, 1 on the other; 1 on both where they are all 0.
 
     >>> found = evidence([1.0, 2.0, 3.0])
     >>> round(found.p_greater, 4), round(found.p_less, 4), found.p_sign_flip
@@ -123,5 +123,6 @@ def _one_sided(mean: float, error: float, n: int) -> tuple[float, float]:
     from scipy import stats
 
     if error == 0.0:
-        return (1.0, 1.0) if mean == 0.0 else (0.0, 1.0) if mean > 0.0 else (1.0, 0.0)
+        least = 0.5**n  # that of sign flips: n equal differences prove no more
+        return (1.0, 1.0) if mean == 0.0 else (least, 1.0) if mean > 0.0 else (1.0, least)
     return float(stats.t.sf(mean / error, n - 1)), float(stats.t.cdf(mean / error, n - 1))

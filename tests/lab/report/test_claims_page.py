@@ -131,7 +131,8 @@ def test_flags_of_a_claims_cells_are_told_with_wilsons_interval(tmp_path: Path) 
     some[at] = record(some[at].trial, 0.1, status="diverged")
     text = words(write_report(some, ONE_RATE, tmp_path, CLAIMS).page)
     where = "none at 2 × 8, tanh, batch 32, 2 epochs"
-    assert f"{where}: 1 of 3 runs diverged and count as chance (rate 33.33 %, 95 % interval 6.15 to 79.23 %)" in text
+    said = "a loss that is not finite, 1 that ended no better than chance (rate 33.33 %, 95 % interval 6.15 to 79.23 %)"
+    assert f"{where}: 1 of 3 runs diverged and count as chance: 0 with {said}" in text
     assert "affine-like at 2 × 8, tanh, batch 32, 2 epochs: 2 of the 3 seeds that the grid asks for are there" in text
     assert "1/3 [6, 79] %" in text
     assert "2 of 3" in text
