@@ -4,14 +4,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from affine_divergence.lab.study import Progress
 
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         with _bar() as show:
             yield show
     else:
@@ -35,10 +35,17 @@ def _bar() -> Iterator[Progress]:
         yield show
 
 
+def tell(message: str) -> None:
+    """A line on standard error; a study goes on where nobody can read it."""
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            print(message, file=sys.stderr, flush=True)
+
+
 def _lines() -> Progress:
     start = time.monotonic()
 
     def show(stage: str, finished: int, total: int) -> None:
-        print(f"{stage}: {finished} of {total} trials, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+        tell(f"{stage}: {finished} of {total} trials, {time.monotonic() - start:.0f} s")
 
     return show

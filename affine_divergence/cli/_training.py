@@ -2,18 +2,17 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from affine_divergence.cli._options import data_path, worker_count
-from affine_divergence.cli._progress import progress
+from affine_divergence.cli._progress import progress, tell
 from affine_divergence.lab import study
 from affine_divergence.lab.devices import check_device
 from affine_divergence.lab.errors import BadInputError, StudyFailedError
 from affine_divergence.lab.grid import Grid
-from affine_divergence.lab.store import opened, read
+from affine_divergence.lab.store import FILE, opened, read
 
 
 def train(
@@ -29,8 +28,10 @@ def train(
 ) -> None:
     count, path = worker_count(workers), data_path(grid, data)
     check_device(device)
+    if not (store / FILE).is_file():
+        study.check(grid, path, cache)  # what is refused leaves no empty store behind
     with _way_out(store), opened(store) as results, progress() as show:
-        study.run(grid, text, results, path, workers=count, cache=cache, device=device, table=table, progress=show, say=_say)
+        study.run(grid, text, results, path, workers=count, cache=cache, device=device, table=table, progress=show, say=tell)
     print(f"{grid.study} is finished: affdiv report {shlex.quote(str(store))} --out FOLDER makes its page")
 
 
@@ -44,7 +45,3 @@ def _way_out(store: Path) -> Iterator[None]:
             begun = results.get("grid") is not None
         error.add_note(f"affdiv resume {shlex.quote(str(store))} goes on from there" if begun else "the same command starts again")
         raise
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

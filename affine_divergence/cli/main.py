@@ -1,12 +1,14 @@
 # The affdiv command: its commands, and what an error becomes. Exit codes: 0 done, 1 failed, 2 bad input.
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 import cyclopts
 
 import affine_divergence
+from affine_divergence.cli._progress import tell
 from affine_divergence.cli.bench import bench
 from affine_divergence.cli.data import data
 from affine_divergence.cli.plan import plan
@@ -44,17 +46,25 @@ def call(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         app(sys.argv[1:] if arguments is None else list(arguments), exit_on_error=False, print_error=False)
+        sys.stdout.flush()
     except (BadInputError, cyclopts.CycloptsError) as error:
         return _say(error, 2)
     except StudyFailedError as error:
         return _say(error, 1)
     except KeyboardInterrupt as error:
         way_out = "; ".join(getattr(error, "__notes__", ["the same command goes on from there"]))
-        print(f"affdiv: interrupted; what was finished is stored, {way_out}", file=sys.stderr)
+        tell(f"affdiv: interrupted; what was finished is stored, {way_out}")
         return getattr(error, "exit_code", 130)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (or Python tries to write the rest when it ends)
+        if not isinstance(error, BrokenPipeError):  # which says that the reader has seen enough
+            tell(f"affdiv: the output cannot be written: {error.strerror}")
+        return 1
     return 0
 
 
 def _say(error: Exception, code: int) -> int:
-    print("affdiv:", " ".join("; ".join([str(error), *getattr(error, "__notes__", ())]).split()), file=sys.stderr)
+    tell(f"affdiv: {' '.join('; '.join([str(error), *getattr(error, '__notes__', ())]).split())}")
     return code

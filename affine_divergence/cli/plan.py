@@ -7,13 +7,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from affine_divergence.lab.claims import claims_text, parse_claims
 from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.forecast import forecast
 from affine_divergence.lab.grid import Grid, read_grid
+from affine_divergence.lab.rounds import unfinished
 from affine_divergence.lab.stacks import stacks
 from affine_divergence.lab.stages import missing, scores, stages
 from affine_divergence.lab.status import middling
-from affine_divergence.lab.store import Store, read
+from affine_divergence.lab.store import Store, read, study_of
 from affine_divergence.lab.tuning import plan as plan_stage
 
 
@@ -31,6 +33,7 @@ def plan(
         TOML file of the study.
     """
     checked, _ = read_grid(grid)
+    parse_claims(claims_text()).named(checked.claims)
     lines = [f"study       {checked.study}, on {checked.data}", *_asked(checked)]
     if store is not None:
         with read(store) as results:
@@ -51,18 +54,22 @@ def _asked(grid: Grid) -> list[str]:
 
 
 def _held(grid: Grid, store: Store, folder: Path) -> list[str]:
-    study = store.get("study")
-    if study not in (None, grid.study):
-        raise BadInputError(f"the store {folder} holds the study {study}, not {grid.study}; name its own store")
+    held_grid, _ = study_of(store, folder)
+    for name in ("study", "data"):
+        held, asked = getattr(held_grid, name), getattr(grid, name)
+        if held != asked:
+            raise BadInputError(f"the store {folder} has the {name} {held}, not {asked}; name a store of this grid")
     records = store.records()
     accuracies = scores(records)
     wanted = {trial for stage in stages(grid, accuracies, middling(grid)) for trial in stage}
     ended = Counter(record.outcome.status for record in records if record.trial in wanted)
-    held = ", ".join(f"{ended[status]} {status}" for status in ("done", "diverged", "failed"))
-    left = missing(grid, accuracies)
+    ended_how = ", ".join(f"{ended[status]} {status}" for status in ("done", "diverged", "failed"))
+    queue = unfinished(store, accuracies) if held_grid == grid else []  # a round that was begun is finished as it was planned
+    parts = [queued.trials for queued in queue] or stacks(missing(grid, accuracies))
+    left = sum(map(len, parts))
     return [
-        f"held        {held}; {len(records) - ended.total()} that this grid does not ask for",
-        f"next        {_count(len(left), 'trial')} in {_count(len(stacks(left)), 'stack')}" if left else "next        nothing: finished",
+        f"held        {ended_how}; {len(records) - ended.total()} that this grid does not ask for",
+        f"next        {_count(left, 'trial')} in {_count(len(parts), 'stack')}" if left else "next        nothing: finished",
     ]
 
 

@@ -87,8 +87,14 @@ def _record(row: dict[str, Any]) -> Record:
         )
     outcome = Outcome(**{field.name: row[field.name] for field in fields(Outcome)})
     scores = [outcome.validation_accuracy, outcome.test_accuracy, *(outcome.accuracy_curve or ())]
-    lengths = {len(outcome.loss_curve or ()), len(outcome.accuracy_curve or ())}
-    if any(score is not None and not 0.0 <= score <= 1.0 for score in scores) or len(lengths) > 1:
+    wanted = outcome.status != "failed", outcome.status != "failed" and trial.role == "evaluation"  # whether there are scores
+    if (
+        outcome.loss_curve is None
+        or outcome.accuracy_curve is None
+        or len(outcome.loss_curve) != len(outcome.accuracy_curve)
+        or wanted != (outcome.validation_accuracy is not None, outcome.test_accuracy is not None)
+        or any(score is not None and not 0.0 <= score <= 1.0 for score in scores)
+    ):
         raise BadInputError(f"the table's row with the key {row['key']} was changed: its scores or curves are not those of a trial")
     return Record(trial, outcome, {name: row[name] for name in PROVENANCE})
 

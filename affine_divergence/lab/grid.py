@@ -15,6 +15,7 @@ from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.trial import Activation, Cell, Method, PositiveFloat, PositiveInt, Seed
 
 MAX_TRIALS = 1_000_000
+CLOSEST = 1.02  # a range of learning rates is continued by numbers of three digits
 
 
 class Axes(BaseModel):
@@ -120,6 +121,8 @@ class Grid(BaseModel):
             for ladder in rates.values():
                 if list(ladder) != sorted(ladder):
                     raise ValueError("learning_rate must ascend where it is tuned")
+                if any(high < CLOSEST * low for low, high in itertools.pairwise(ladder)):
+                    raise ValueError(f"learning rates that are tuned differ by 2 % at least from one to the next, got {list(ladder)}")
                 if len(ladder) < 3:
                     raise ValueError("tuning needs at least three learning rates")
         elif any(block.learning_rate is None for block in self.grid):

@@ -17,6 +17,7 @@ from affine_divergence.lab.grid import Grid, parse_grid
 from affine_divergence.lab.interrupts import heard, sheltered
 from affine_divergence.lab.lock import locked
 from affine_divergence.lab.outcome import Outcome
+from affine_divergence.lab.snapshot import copied
 from affine_divergence.lab.trial import Trial
 
 FORMAT = 2
@@ -170,10 +171,11 @@ def _connected(path: Path, *, writing: bool = True) -> Iterator[Store]:
 
 
 def _prepared(path: Path, writing: bool) -> Store:
-    readable = path.resolve().as_uri() + "?mode=ro"
-    # In a folder that cannot be written to SQLite can read only what it is told will not change.
-    uri = path.resolve().as_uri() if writing else readable if os.access(path.parent, os.W_OK) else readable + "&immutable=1"
-    connection = sqlite3.connect(uri, timeout=1.0, uri=True, isolation_level=None)
+    if writing or os.access(path.parent, os.W_OK):
+        uri = path.resolve().as_uri() + ("" if writing else "?mode=ro")
+        connection = sqlite3.connect(uri, timeout=1.0, uri=True, isolation_level=None)
+    else:
+        connection = copied(path)
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0 and not writing:

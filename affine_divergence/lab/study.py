@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from affine_divergence.lab.data import load
+from affine_divergence.lab.data import load, split_rows
 from affine_divergence.lab.errors import BadInputError, StudyFailedError
 from affine_divergence.lab.executors import Workers, processes
 from affine_divergence.lab.grid import Grid, parse_grid
@@ -40,9 +40,12 @@ def run(
     """
     with stoppable():
         path, digest = _data(store, grid, path, cache)
+        check(grid, path, cache)
+        _belongs(store, grid, digest)
+        takeover = take_over(table, grid, store, digest) if table is not None else None
         _bind(store, grid, text, path, digest)
-        if table is not None:
-            take_over(table, grid, store, digest, say)
+        if takeover is not None:
+            takeover.apply(store, say)
         failed: dict[Trial, str] = {}
         queue = _next(store, grid, failed)
         if queue:
@@ -52,6 +55,19 @@ def run(
                     queue = _next(store, grid, failed)
     if failed:
         raise StudyFailedError(f"{len(failed)} trials failed, the first with: {next(iter(failed.values()))}")
+
+
+def check(grid: Grid, path: Path | None, cache: Path | None) -> None:
+    """Raise BadInputError for what no run of the grid could do."""
+    if grid.claims:
+        from affine_divergence.lab.claims import claims_text, parse_claims  # which reads summaries, which import this module
+
+        parse_claims(claims_text()).named(grid.claims)
+    dataset = load(grid.data, path, cache=cache)
+    if grid.train_images is not None:
+        images = len(split_rows(grid.data, len(dataset.train_images))[0])
+        if grid.train_images > images:
+            raise BadInputError(f"train_images = {grid.train_images} in the grid file; the training part of {grid.data} has {images}")
 
 
 def _next(store: Store, grid: Grid, failed: dict[Trial, str]) -> list[Queued]:
@@ -93,12 +109,15 @@ def _data(store: Store, grid: Grid, path: Path | None, cache: Path | None) -> tu
         raise BadInputError(f"{error}; this path is from an earlier run: --data {grid.data}=PATH names another") from error
 
 
-def _bind(store: Store, grid: Grid, text: str, path: Path | None, digest: str) -> None:
+def _belongs(store: Store, grid: Grid, digest: str) -> None:
     # A store belongs to one study on one set of images; its grid may grow.
     for name, value, what in (("study", grid.study, "the study"), ("data_digest", digest, "images with the digest")):
         stored = store.get(name)
         if stored is not None and stored != value:
             raise BadInputError(f"this store holds {what} {stored}, not {value}; name another folder with --store")
+
+
+def _bind(store: Store, grid: Grid, text: str, path: Path | None, digest: str) -> None:
     values = {"study": grid.study, "data_digest": digest, "grid": text}
     if store.get("grid") is None:
         from affine_divergence.lab.claims import claims_text  # which reads summaries, which import this module

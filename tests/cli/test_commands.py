@@ -1,6 +1,8 @@
 # The command line: exit codes, what goes to which stream, what starts without torch.
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +51,12 @@ def test_help_and_version_of_every_command_import_no_torch() -> None:
         (["status", "nowhere"], "holds no store"),
         (["plan", "missing.toml"], "missing.toml: No such file"),
         (["plan", "grid.toml", "--store", "nowhere"], "holds no store"),
-        (["plan", "grid.toml", "--store", "other"], "the store other holds the study others, not tiny"),
+        (["plan", "grid.toml", "--store", "other"], "the store other has the study others, not tiny"),
+        (["plan", "grid.toml", "--store", "images"], "the store images has the data cifar10, not digits"),
+        (["plan", "claims.toml"], "names the claims C99, the known ones are C1, C2"),
+        (["run", "claims.toml", "--store", "new"], "names the claims C99, the known ones are C1, C2"),
+        (["run", "many.toml", "--store", "new"], "train_images = 1150 in the grid file; the training part of digits has 1149"),
+        (["run", "grid.toml", "--store", "new", "--data", "digits=nowhere"], "digits is embedded and takes no path"),
         (["rum"], "rum"),
     ],
 )
@@ -62,14 +69,19 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(
     with opened(Path("empty")):
         pass
     with opened(Path("other")) as store:
-        store.put({"study": "others"})
+        store.put({"study": "others", "grid": TINY.replace('"tiny"', '"others"')})
+    with opened(Path("images")) as store:
+        store.put({"study": "tiny", "grid": TINY.replace('"digits"', '"cifar10"')})
+    Path("claims.toml").write_text('claims = ["C1", "C99"]\n' + TINY)
+    Path("many.toml").write_text("train_images = 1150\n" + TINY)
+    files = sorted(p.name for p in tmp_path.iterdir())
     assert call(arguments) == 2
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith("affdiv: ")
     assert error.count("\n") == 1
     assert said in error
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name not in {"s", "report", "empty", "other"}) == ["grid.toml", "unknown.toml"]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name not in {"s", "report"}) == files
 
 
 def test_a_study_runs_from_its_grid_file_to_its_report_with_plain_lines_of_progress(tmp_path: Path) -> None:
@@ -91,3 +103,36 @@ def test_a_study_runs_from_its_grid_file_to_its_report_with_plain_lines_of_progr
     again = run("report", "page/trials.parquet", "--out", "again")
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "again" / "report.html").read_bytes() == (tmp_path / "page" / "report.html").read_bytes()
+
+
+AFFDIV = [sys.executable, "-c", "from affine_divergence.cli import command; command()"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_run_goes_on_where_nobody_can_read_its_progress(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text(TINY)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*AFFDIV, "run", "grid.toml", "--store", "s", "--workers", "1"], cwd=tmp_path, stderr=full, check=False)
+    assert done.returncode == 0
+    closed = subprocess.run(f"{shlex.join([*AFFDIV, 'status', 's'])} 2>&-", shell=True, cwd=tmp_path, capture_output=True, check=False)
+    assert (closed.returncode, b"total     12" in closed.stdout) == (0, True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line_and_a_reader_that_left_is_none(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*AFFDIV, "data"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "affdiv: the output cannot be written: No space left on device\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*AFFDIV, "data"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_an_interruption_while_the_commands_are_imported_is_one_line(tmp_path: Path) -> None:
+    code = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': staticmethod(stop)}))"
+    stop = "def stop(name, *_):\n    if name == 'cyclopts': raise KeyboardInterrupt\n"
+    end = "from affine_divergence.cli import command; command()"
+    done = subprocess.run([sys.executable, "-c", f"{stop}{code}\n{end}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "affdiv: interrupted before anything was begun\n")

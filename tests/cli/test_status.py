@@ -83,7 +83,7 @@ def test_plan_says_what_is_certain_what_is_at_most_and_what_a_store_holds(store:
         "total       12 trials",
         "first       12 trials in 1 stack",
         "held        2 done, 1 diverged, 1 failed; 1 that this grid does not ask for",
-        "next        9 trials in 1 stack",
+        "next        9 trials in 3 stacks",  # those of the round that was begun
     ]
     assert call(["plan", "tuned.toml"]) == 0
     out = capsys.readouterr().out

@@ -93,3 +93,19 @@ def test_a_trial_that_is_there_twice_is_not_taken_for_two_seeds() -> None:
     frame = to_frame([record(trial())], "tiny", TINY)
     with pytest.raises(BadInputError, match="a trial twice"):
         from_frame(polars.concat([frame, frame]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss_curve": None, "accuracy_curve": None},
+        {"test_accuracy": None},
+        {"validation_accuracy": None},
+        {"status": "failed"},
+    ],
+)
+def test_a_row_whose_scores_do_not_go_with_its_status_or_role_is_refused(change: dict[str, object]) -> None:
+    frame = to_frame([record(trial())], "tiny", TINY)
+    spoiled = frame.with_columns(polars.lit(value, frame.schema[name]).alias(name) for name, value in change.items())
+    with pytest.raises(BadInputError, match="its scores or curves are not those of a trial"):
+        from_frame(spoiled)

@@ -95,3 +95,13 @@ def test_no_stack_is_larger_than_the_limit_and_none_mixes_what_cannot_be_shared(
     assert all(len(part) <= 4 and len({t.shared for t in part}) == 1 for part in parts)
     assert [stacks.turn(part) for part in parts] == sorted(stacks.turn(part) for part in parts)
     assert all(len(half) == 2 for half in stacks.halves(parts[0]))
+
+
+def test_a_table_that_is_refused_leaves_grid_and_queue_as_they_were(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
+    with opened(store) as results_:
+        results_.begin([[trial()]])
+        extended = STUDY.replace("[0, 1]", "[0, 1, 2]")
+        with pytest.raises(BadInputError, match="as Parquet"):
+            study.run(grid(extended), extended, results_, None, table=tmp_path / "damaged.parquet", progress=lambda *_: None)
+        assert (results_.get("grid"), [q.trials for q in results_.queue()]) == (STUDY, [(trial(),)])

@@ -107,7 +107,9 @@ class Claims(BaseModel):
         """The claims with these ids, in the text's order."""
         known = [claim.id for claim in self.claim]
         if unknown := [name for name in ids if name not in known]:
-            raise BadInputError(f"the grid file names the claims {', '.join(unknown)}, the study's claims are {', '.join(known)}")
+            raise BadInputError(
+                f"the grid file names the claims {', '.join(unknown)}, the known ones are {', '.join(known)}; correct the grid file"
+            )
         return [claim for claim in self.claim if claim.id in ids]
 
 

@@ -89,6 +89,9 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
     page = out / "report.html"
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
+        if page.exists():  # this report takes the place of one that was there
+            for figure in (out / "figures").glob("*.svg"):
+                figure.unlink()
         for name, svg in drawn.items():
             (out / "figures" / f"{name}.svg").write_text(svg, encoding="utf-8")
         page.write_text(html, encoding="utf-8")

@@ -112,7 +112,7 @@ def test_only_claims_that_the_grid_file_names_are_judged(tmp_path: Path) -> None
     assert report.claims == ()
     assert "hold?" not in report.page.read_text()
     assert from_frame(read_parquet(tmp_path / "trials.parquet"))[2] == CLAIMS
-    with pytest.raises(BadInputError, match="names the claims C9, the study's claims are C1"):
+    with pytest.raises(BadInputError, match="names the claims C9, the known ones are C1"):
         write_report(records(), ONE_RATE.replace("C1", "C9"), tmp_path, CLAIMS)
 
 

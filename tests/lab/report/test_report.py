@@ -74,3 +74,15 @@ def test_nothing_to_report_and_nowhere_to_write_are_bad_input(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match="cannot write the report"):
         write_report(records(), TINY, tmp_path / "file")
+
+
+def test_a_report_takes_the_place_of_the_one_that_was_there_with_its_figures(tmp_path: Path) -> None:
+    write_report(records(), TINY, tmp_path)
+    (tmp_path / "figures" / "of-another-study.svg").write_text("<svg/>")
+    page = write_report(records(), TINY, tmp_path).page
+    assert page.exists()
+    assert "of-another-study.svg" not in {p.name for p in (tmp_path / "figures").iterdir()}
+    (tmp_path / "mine" / "figures").mkdir(parents=True)
+    (tmp_path / "mine" / "figures" / "drawing.svg").write_text("<svg/>")
+    write_report(records(), TINY, tmp_path / "mine")  # where there was no report nothing is removed
+    assert (tmp_path / "mine" / "figures" / "drawing.svg").exists()
