@@ -1,10 +1,11 @@
 # Progress on standard error: a bar on a terminal, plain lines elsewhere.
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from affine_divergence.lab.study import Progress
 
@@ -37,9 +38,11 @@ def _bar() -> Iterator[Progress]:
 
 def tell(message: str) -> None:
     """A line on standard error; a study goes on where nobody can read it."""
-    with suppress(OSError, ValueError):
+    try:
         if sys.stderr is not None:
             print(message, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (what is left unwritten would make the exit code 120)
 
 
 def _lines() -> Progress:
