@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from affine_divergence.cli._options import Cache
+from affine_divergence.cli._progress import tell
 from affine_divergence.lab.data import HOW, parse_source
 from affine_divergence.lab.errors import BadInputError
 
@@ -93,8 +94,8 @@ def _describe(name: str, path: Path | None, cache: Path | None) -> None:
 @contextmanager
 def _transfer(file: str) -> Iterator[tuple[Say, Progress]]:
     """A bar on a terminal, plain lines elsewhere, on standard error."""
-    if not sys.stderr.isatty():
-        yield lambda text: print(text, file=sys.stderr, flush=True), _tenths(file)
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield tell, _tenths(file)
         return
     from rich import progress as bars
     from rich.console import Console
@@ -119,6 +120,6 @@ def _tenths(file: str) -> Progress:
         tenth = 10 * have // size
         if tenth != shown:
             shown = tenth
-            print(f"{file}: {have / _MB:.1f} of {size / _MB:.1f} MB", file=sys.stderr, flush=True)
+            tell(f"{file}: {have / _MB:.1f} of {size / _MB:.1f} MB")
 
     return show

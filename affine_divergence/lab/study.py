@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from affine_divergence.lab.data import load, split_rows
+from affine_divergence.lab.data import Dataset, load, split_rows
 from affine_divergence.lab.errors import BadInputError, StudyFailedError
 from affine_divergence.lab.executors import Workers, processes
 from affine_divergence.lab.grid import Grid, parse_grid
@@ -39,11 +39,11 @@ def run(
     The rounds are those of a run that nothing disturbs: one that was begun is finished as it was planned before the next is.
     """
     with stoppable():
-        path, digest = _data(store, grid, path, cache)
-        check(grid, path, cache)
-        _belongs(store, grid, digest)
-        takeover = take_over(table, grid, store, digest) if table is not None else None
-        _bind(store, grid, text, path, digest)
+        path, dataset = _data(store, grid, path, cache)
+        _check(grid, dataset)
+        _belongs(store, grid, dataset.digest)
+        takeover = take_over(table, grid, store, dataset.digest) if table is not None else None
+        _bind(store, grid, text, path, dataset.digest)
         if takeover is not None:
             takeover.apply(store, say)
         failed: dict[Trial, str] = {}
@@ -59,11 +59,14 @@ def run(
 
 def check(grid: Grid, path: Path | None, cache: Path | None) -> None:
     """Raise BadInputError for what no run of the grid could do."""
+    _check(grid, load(grid.data, path, cache=cache))
+
+
+def _check(grid: Grid, dataset: Dataset) -> None:
     if grid.claims:
         from affine_divergence.lab.claims import claims_text, parse_claims  # which reads summaries, which import this module
 
         parse_claims(claims_text()).named(grid.claims)
-    dataset = load(grid.data, path, cache=cache)
     if grid.train_images is not None:
         images = len(split_rows(grid.data, len(dataset.train_images))[0])
         if grid.train_images > images:
@@ -96,13 +99,13 @@ def _train(store: Store, executor: Workers, queue: list[Queued], failed: dict[Tr
         raise
 
 
-def _data(store: Store, grid: Grid, path: Path | None, cache: Path | None) -> tuple[Path | None, str]:
-    # The path given now, or else the one that was given before; and the digest of the images there.
+def _data(store: Store, grid: Grid, path: Path | None, cache: Path | None) -> tuple[Path | None, Dataset]:
+    # The path given now, or else the one that was given before; and the images there.
     remembered = store.get("data_path") if path is None else None
     if remembered is not None:
         path = Path(remembered)
     try:
-        return path, load(grid.data, path, cache=cache).digest
+        return path, load(grid.data, path, cache=cache)
     except BadInputError as error:
         if remembered is None:
             raise
