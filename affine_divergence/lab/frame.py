@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars
 
 PROVENANCE = ("source_digest", "data_digest", "device", "processor", "threads", "python", "torch")
-LATER = ("train_images", "claims")  # columns that older tables lack; null there
+LATER = ("train_images", "pattern", "claims")  # columns that older tables lack; null there
 
 
 def to_frame(records: Sequence[Record], study: str, grid_text: str, claims_text: str | None = None) -> polars.DataFrame:
@@ -115,6 +115,7 @@ def _schema() -> dict[str, Any]:
         "epochs": pl.Int64,
         "steps": pl.Int64,
         "train_images": pl.Int64,
+        "pattern": pl.String,
         "role": pl.String,
         "key": pl.String,
         "status": pl.String,

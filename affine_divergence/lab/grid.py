@@ -12,7 +12,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from affine_divergence.lab.errors import BadInputError
-from affine_divergence.lab.trial import Activation, Cell, Method, PositiveFloat, PositiveInt, Seed
+from affine_divergence.lab.pattern import Pattern
+from affine_divergence.lab.trial import Activation, Cell, Method, PositiveFloat, PositiveInt, Seed, check_methods
 
 MAX_TRIALS = 1_000_000
 CLOSEST = 1.02  # a range of learning rates is continued by numbers of three digits
@@ -29,6 +30,7 @@ class Axes(BaseModel):
     method: Annotated[tuple[Method, ...], Field(min_length=1)]
     width: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     depth: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    pattern: Annotated[tuple[Pattern, ...], Field(min_length=1)] | None = None
     activation: Annotated[tuple[Activation, ...], Field(min_length=1)]
     batch_size: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     learning_rate: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None
@@ -57,14 +59,20 @@ class Axes(BaseModel):
         for name, values in self:
             if isinstance(values, tuple) and len(set(values)) != len(values):
                 raise ValueError(f"{name} holds a value twice: {list(values)}")
+        for pattern in self._patterns:
+            check_methods(self.method, pattern)
         return self
+
+    @property
+    def _patterns(self) -> tuple[str | None, ...]:
+        return self.pattern or (None,)
 
     def cells(self, data: str, train_images: int | None) -> Iterator[Cell]:
         """Every combination of the axes but learning rate and seed, in the file's order."""
         budgets = [(epochs, None) for epochs in self.epochs or ()] + [(None, steps) for steps in self.steps or ()]
-        product = itertools.product(self.width, self.depth, self.activation, self.batch_size, budgets, self.method)
-        for width, depth, activation, batch_size, (epochs, steps), method in product:
-            yield Cell(data, method, width, depth, activation, batch_size, epochs, steps, train_images)
+        product = itertools.product(self.width, self.depth, self._patterns, self.activation, self.batch_size, budgets, self.method)
+        for width, depth, pattern, activation, batch_size, (epochs, steps), method in product:
+            yield Cell(data, method, width, depth, activation, batch_size, epochs, steps, train_images, pattern)
 
 
 class Tuning(BaseModel):

@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
-TRAINING_SOURCES = ("functional", "lab/training", "lab/data", "lab/trial.py")
+TRAINING_SOURCES = ("functional", "lab/training", "lab/data", "lab/pattern.py", "lab/trial.py")
 
 
 def source_digest() -> str:

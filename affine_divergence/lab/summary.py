@@ -66,7 +66,7 @@ class Setting:
     @property
     def name(self) -> str:
         rate = f", rate of batch {self.rate_from}" if self.rate_from else ""
-        return f"{self.cell.depth} × {self.cell.width}, {self.cell.activation}, batch {self.cell.batch_size}, {self.budget}{rate}"
+        return f"{self.cell.architecture}, {self.cell.activation}, batch {self.cell.batch_size}, {self.budget}{rate}"
 
     @property
     def budget(self) -> str:
@@ -76,7 +76,8 @@ class Setting:
     def slug(self) -> str:
         budget = f"e{self.cell.epochs}" if self.cell.epochs else f"s{self.cell.steps}"
         rate = f"-rate-of-b{self.rate_from}" if self.rate_from else ""
-        return f"{self.cell.depth}x{self.cell.width}-{self.cell.activation}-b{self.cell.batch_size}-{budget}{rate}"
+        pattern = f"-{self.cell.pattern}" if self.cell.pattern else ""
+        return f"{self.cell.depth}x{self.cell.width}{pattern}-{self.cell.activation}-b{self.cell.batch_size}-{budget}{rate}"
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,38 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Method = Literal["none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like"]
+from affine_divergence.lab.pattern import Pattern
+
+Method = Literal[
+    "none",
+    "batch-norm",
+    "layer-norm",
+    "layer-norm-sample",
+    "layer-norm-position",
+    "rms-norm",
+    "rms-norm-sample",
+    "rms-norm-position",
+    "norm-like",
+    "affine-like",
+]
+FULLY_CONNECTED: tuple[Method, ...] = ("none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like")
+# LayerNorm and RMSNorm of images: over all numbers of a sample, or over the channels at each position.
+CONVOLUTIONAL: tuple[Method, ...] = (
+    "none",
+    "batch-norm",
+    "layer-norm-sample",
+    "layer-norm-position",
+    "rms-norm-sample",
+    "rms-norm-position",
+    "norm-like",
+    "affine-like",
+)
 Activation = Literal["tanh", "leaky-relu"]
 Role = Literal["tuning", "evaluation"]
 
@@ -17,8 +43,25 @@ PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)
 Seed = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 
 
+def check_methods(methods: Sequence[Method], pattern: str | None) -> None:
+    """Raise ValueError for a method that there is not for the model."""
+    known = methods_of(pattern)
+    model = "fully-connected nets, without a pattern," if pattern is None else "convolutional nets, with a pattern,"
+    for method in methods:
+        if method not in known:
+            raise ValueError(f"{method} is no method of {model} which have {', '.join(known)}")
+
+
+def methods_of(pattern: str | None) -> tuple[Method, ...]:
+    """The methods that there are for fully-connected nets, or for convolutional ones where a pattern is given."""
+    return FULLY_CONNECTED if pattern is None else CONVOLUTIONAL
+
+
 class Trial(BaseModel):
-    """One fully-connected net trained by plain stochastic gradient descent on the mean cross-entropy.
+    """One net trained by plain stochastic gradient descent on the mean cross-entropy.
+
+    A fully-connected one; or, with a `pattern` of kernels and strides, a convolutional one, whose width is its channels and whose depth is
+    its convolutions.
 
     A tuning trial never sees the test images; an evaluation trial is tested once, after its last step. With `train_images` only the
     first that many images of the training part are used, in its fixed random order.
@@ -37,6 +80,7 @@ class Trial(BaseModel):
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
     train_images: PositiveInt | None = None
+    pattern: Pattern | None = None
     role: Role = "evaluation"
 
     @model_validator(mode="after")
@@ -45,12 +89,18 @@ class Trial(BaseModel):
             raise ValueError("give either epochs or steps")
         return self
 
+    @model_validator(mode="after")
+    def _a_method_of_the_model(self) -> Self:
+        check_methods([self.method], self.pattern)
+        return self
+
     @property
     def key(self) -> str:
         """The hash of the trial's canonical form: 0.1, 1e-1 and .10 are one learning rate, hence one key."""
         form = self.model_dump()
-        if self.train_images is None:
-            del form["train_images"]  # as before there was such a field
+        for later in ("train_images", "pattern"):
+            if form[later] is None:
+                del form[later]  # as before there was such a field
         canonical = json.dumps(form, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -60,8 +110,8 @@ class Trial(BaseModel):
 
     @property
     def shared(self) -> tuple[Cell, Role]:
-        """What trials have in common that can be trained together: all but the method, the learning rate and the seed."""
-        return replace(self.cell, method="none"), self.role
+        """What trials have in common that can be trained together: all but learning rate, seed and, in fully-connected nets, method."""
+        return self.cell if self.pattern else replace(self.cell, method="none"), self.role
 
 
 @dataclass(frozen=True)
@@ -77,6 +127,12 @@ class Cell:
     epochs: int | None
     steps: int | None
     train_images: int | None = None
+    pattern: str | None = None
+
+    @property
+    def architecture(self) -> str:
+        """Depth × width, and the pattern of a convolutional net."""
+        return f"{self.depth} × {self.width}{f' {self.pattern}' if self.pattern else ''}"
 
     def trial(self, learning_rate: float, seed: int, role: Role) -> Trial:
         return Trial(**asdict(self), learning_rate=learning_rate, seed=seed, role=role)

@@ -4,7 +4,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from affine_divergence.lab.benchmarks._interleave import interleaved, one_thread
 from affine_divergence.lab.training._seeds import image_order
 from affine_divergence.lab.training._stack import Stack, sort_key
 from affine_divergence.lab.training._train import descend
-from affine_divergence.lab.trial import Cell, Method, Trial
+from affine_divergence.lab.trial import FULLY_CONNECTED, Cell, Method, Trial
 from affine_divergence.nn import AffineLikeLinear, NormLikeLinear
 
 IMAGES, FEATURES, CLASSES, DEPTH = 45_000, 3072, 10, 3  # the training part of CIFAR-10
@@ -31,17 +30,15 @@ NORMS: Mapping[Method, Callable[[int], nn.Module]] = {
 LINEAR: Mapping[Method, Callable[[int, int], nn.Module]] = {"norm-like": NormLikeLinear, "affine-like": AffineLikeLinear}
 
 
-def training(repeats: int) -> str:
-    """The table of `affdiv bench training`."""
-    text = [
-        f"{FEATURES}-w-w-w-{CLASSES}, Tanh, SGD, float32, {IMAGES:,} images in memory, CPU, 1 thread, torch {torch.__version__}",
-        f"medians of {repeats} interleaved rounds of {ROWS_A_ROUND:,} images a replica, CPU time, without evaluation; an epoch: {IMAGES:,}",
-        "usual: an nn.Sequential a trial, DataLoader over a TensorDataset, optim.SGD. stacked: one batched model.",
-        f"{REPLICAS} learning rates of one method and one seed; {ALL}: one rate of each method, {SEEDS} seeds.",
-        "",
-        f"{'width':>5}{'batch':>7}  {'method':<13}{'replica-epochs / CPU s':>26}{'':>6}{'GFLOP/s':>20}",
-        f"{'':>5}{'':>7}  {'':<13}{'usual':>13}{'stacked':>13}{'ratio':>8}{'usual':>9}{'stacked':>9}",
-    ]
+def training(repeats: int) -> Iterator[str]:
+    """The lines of `affdiv bench training`, each as soon as it is measured."""
+    yield f"{FEATURES}-w-w-w-{CLASSES}, Tanh, SGD, float32, {IMAGES:,} images in memory, CPU, 1 thread, torch {torch.__version__}"
+    yield f"medians of {repeats} interleaved rounds of {ROWS_A_ROUND:,} images a replica, CPU time, without evaluation; an epoch: {IMAGES:,}"
+    yield "usual: an nn.Sequential a trial, DataLoader over a TensorDataset, optim.SGD. stacked: one batched model."
+    yield f"{REPLICAS} learning rates of one method and one seed; {ALL}: one rate of each method, {SEEDS} seeds."
+    yield ""
+    yield f"{'width':>5}{'batch':>7}  {'method':<13}{'replica-epochs / CPU s':>26}{'':>6}{'GFLOP/s':>20}"
+    yield f"{'':>5}{'':>7}  {'':<13}{'usual':>13}{'stacked':>13}{'ratio':>8}{'usual':>9}{'stacked':>9}"
     inputs = torch.randn(IMAGES, FEATURES, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(CLASSES, (IMAGES,), generator=torch.Generator().manual_seed(1))
     with one_thread():
@@ -52,16 +49,15 @@ def training(repeats: int) -> str:
             epochs = len(trials) * (ROWS_A_ROUND // batch_size) * batch_size / IMAGES
             usual, stacked = (epochs / seconds[side] for side in pieces)
             flops = 1e-9 * IMAGES * _operations(width)
-            text.append(
+            yield (
                 f"{width:>5}{batch_size:>7}  {name:<13}{usual:>13.2f}{stacked:>13.2f}{stacked / usual:>8.2f}"
                 f"{usual * flops:>9.1f}{stacked * flops:>9.1f}"
             )
-    return "\n".join(text)
 
 
 def _trials(width: int, batch_size: int, name: str) -> list[Trial]:
     if name == ALL:
-        wanted = [(method, 0.01, seed) for method in get_args(Method) for seed in range(SEEDS)]
+        wanted = [(method, 0.01, seed) for method in FULLY_CONNECTED for seed in range(SEEDS)]
     else:
         wanted = [(name, 0.001 * (1 + place), 0) for place in range(REPLICAS)]
     shape = Cell("synthetic", "none", width, DEPTH, "tanh", batch_size, 1, None)

@@ -30,11 +30,12 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The three parts of a data set: weights from `train`, choices by `validation`, results on `test`."""
+    """The three parts of a data set: weights from `train`, choices by `validation`, results on `test`; `shape` (C, H, W) of an image."""
 
     name: str
     digest: str
     classes: int
+    shape: tuple[int, int, int]
     train: Part
     validation: Part
     test: Part
@@ -49,10 +50,12 @@ def make_splits(dataset: Dataset) -> Splits:
     train, validation = split_rows(dataset.name, len(dataset.train_images))
     tables = standardising_tables(dataset.train_images, train)
     everything = np.arange(len(dataset.test_images))
+    channels, height, width = dataset.train_images.shape[1:]
     return Splits(
         dataset.name,
         dataset.digest,
         dataset.classes,
+        (channels, height, width),
         _part(dataset.train_images, dataset.train_labels, train, tables),
         _part(dataset.train_images, dataset.train_labels, validation, tables),
         _part(dataset.test_images, dataset.test_labels, everything, tables),

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
@@ -54,7 +53,7 @@ def test_in_double_precision_every_method_rate_and_seed_has_the_losses_and_predi
     wanted = {
         trial(method, rate, activation, seed=7 + place): steps
         for place, (rate, steps) in enumerate(BELOW_CHAOS)
-        for method in get_args(Method)
+        for method in FULLY_CONNECTED
     }
     trials = sorted(wanted, key=sort_key)
     stacks = {steps: trained(trials, splits, steps) for _, steps in BELOW_CHAOS}
@@ -80,7 +79,7 @@ def test_in_single_precision_the_weights_after_200_steps_are_within_1e_5_of_the_
                 assert (ours - solo).norm() <= 1e-5 * solo.norm(), one
 
 
-@pytest.mark.parametrize("method", get_args(Method))
+@pytest.mark.parametrize("method", FULLY_CONNECTED)
 def test_batches_that_do_not_divide_the_images_and_a_last_batch_of_one_row_are_as_in_the_solo_run(method: str, digits: Splits) -> None:
     splits = in_double(digits)
     rows = 41  # 20, 20 and 1

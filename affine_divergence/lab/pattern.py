@@ -1,0 +1,47 @@
+# Patterns of convolutional nets: kernels and strides, layer by layer, as one word.
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator
+
+LAYER = re.compile(r"k([1-9][0-9]?)s([1-9])")
+
+
+class Kernel(NamedTuple):
+    """The size and the stride of a convolution, the same in both directions."""
+
+    size: int
+    stride: int
+
+
+def kernels(pattern: str, depth: int) -> list[Kernel]:
+    """The convolutions of a net of that depth: those of the pattern, repeated.
+
+    >>> kernels("k5s2-k3s1", 3)
+    [Kernel(size=5, stride=2), Kernel(size=3, stride=1), Kernel(size=5, stride=2)]
+    """
+    return list(itertools.islice(itertools.cycle(_parsed(pattern)), depth))
+
+
+def _parsed(pattern: str) -> list[Kernel]:
+    found = [LAYER.fullmatch(layer) for layer in pattern.split("-")]
+    layers = [Kernel(int(one[1]), int(one[2])) for one in found if one]
+    if len(layers) < len(found):
+        raise ValueError("a pattern names kernels and strides, as k3s2-k3s1: 3×3 with stride 2 and 3×3 with stride 1 in turn")
+    if any(layer.size % 2 == 0 for layer in layers):
+        raise ValueError("kernels are odd, so that padding by half of them keeps the image in its place")
+    for length in range(1, len(layers)):
+        if len(layers) % length == 0 and layers == layers[:length] * (len(layers) // length):
+            raise ValueError(f"the pattern repeats itself, as patterns do: write {'-'.join(pattern.split('-')[:length])}")
+    return layers
+
+
+def _checked(pattern: str) -> str:
+    _parsed(pattern)
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_checked)]
