@@ -19,10 +19,12 @@ def bench(
     Parameters
     ----------
     what
-        "layers": forward and backward of the corrected layers against torch's. "training": the lab's stacks against the usual loop.
+        "layers": forward and backward of the corrected layers, linear ones and convolutions, against torch's, in some minutes.
+        "training": the lab's stacks against the usual loop.
     """
     if repeats < 3:
         raise BadInputError(f"--repeats must be at least 3, got {repeats}")
     from affine_divergence.lab import benchmarks
 
-    print(benchmarks.layers(repeats) if what == "layers" else benchmarks.training(repeats))
+    for line in benchmarks.layers(repeats) if what == "layers" else benchmarks.training(repeats):
+        print(line, flush=True)

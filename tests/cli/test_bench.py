@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from affine_divergence.lab.benchmarks import _layers as module, _training, layers, training
+from affine_divergence.lab.benchmarks import _linear_layers, _training, training
 from affine_divergence.lab.benchmarks._interleave import interleaved
+from affine_divergence.lab.benchmarks._passes import saved_bytes
 from affine_divergence.nn import AffineLikeLinear
 
 
@@ -19,13 +20,13 @@ def test_pieces_take_turns_and_the_warming_up_is_not_counted() -> None:
 
 def test_saved_bytes_are_zero_for_the_corrected_layer_and_the_normalised_rows_for_a_norm_before_a_linear() -> None:
     x = torch.randn(10, 6, requires_grad=True)
-    assert module.saved_bytes(AffineLikeLinear(6, 4), x) == 0
-    assert module.saved_bytes(nn.Sequential(nn.RMSNorm(6, elementwise_affine=False), nn.Linear(6, 4)), x) >= 10 * 6 * 4
+    assert saved_bytes(AffineLikeLinear(6, 4), x) == 0
+    assert saved_bytes(nn.Sequential(nn.RMSNorm(6, elementwise_affine=False), nn.Linear(6, 4)), x) >= 10 * 6 * 4
 
 
 def test_the_table_names_every_shape_and_what_the_ratios_are_against(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SHAPES", ((8, 4, 4), (8, 4, 6)))
-    table = layers(3)
+    monkeypatch.setattr(_linear_layers, "SHAPES", ((8, 4, 4), (8, 4, 6)))
+    table = "\n".join(_linear_layers.linear_layers(3))
     assert table.count("AffineLikeLinear") == 2
     assert "(8, 4→6)" in table
     assert "/ LayerNorm+Linear" in table
@@ -40,7 +41,7 @@ def test_operations_are_two_for_each_weight_and_product() -> None:
 def test_the_table_of_training_names_every_shape_and_method_and_its_ratios_are_of_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"IMAGES": 200, "FEATURES": 12, "ROWS_A_ROUND": 64, "REPLICAS": 2, "SHAPES": ((4, 32), (4, 64))}.items():
         monkeypatch.setattr(_training, name, value)
-    rows = [line for line in training(3).splitlines() if line.lstrip().startswith("4 ")]
+    rows = [line for line in training(3) if line.lstrip().startswith("4 ")]
     names = [*_training.METHODS, _training.ALL]
     assert [(line.split()[1], line[14:27].strip()) for line in rows] == [(batch, name) for batch in ("32", "64") for name in names]
     for line in rows:
