@@ -33,7 +33,9 @@ LINEAR: Mapping[Method, Callable[[int, int], nn.Module]] = {"norm-like": NormLik
 def training(repeats: int) -> Iterator[str]:
     """The lines of `affdiv bench training`, each as soon as it is measured."""
     yield f"{FEATURES}-w-w-w-{CLASSES}, Tanh, SGD, float32, {IMAGES:,} images in memory, CPU, 1 thread, torch {torch.__version__}"
-    yield f"medians of {repeats} interleaved rounds of {ROWS_A_ROUND:,} images a replica, CPU time, without evaluation; an epoch: {IMAGES:,}"
+    yield (
+        f"medians of {repeats} interleaved rounds of {ROWS_A_ROUND:,} images a replica, CPU time, without evaluation; an epoch: {IMAGES:,}"
+    )
     yield "usual: an nn.Sequential a trial, DataLoader over a TensorDataset, optim.SGD. stacked: one batched model."
     yield f"{REPLICAS} learning rates of one method and one seed; {ALL}: one rate of each method, {SEEDS} seeds."
     yield ""
