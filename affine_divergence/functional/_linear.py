@@ -4,7 +4,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from affine_divergence.functional._arguments import check_eps, check_gain, check_linear
-from affine_divergence.functional._scaled_linear import RowScale, scaled_linear
+from affine_divergence.functional._scale import affine_like, norm_like
+from affine_divergence.functional._scaled_linear import scaled_linear
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,7 +51,7 @@ def affine_like_linear(
     tensor([[3.]])
     """
     check_linear(x, weight, bias)
-    return scaled_linear(x, weight, bias, RowScale(check_gain(gain), offset=1.0, scales_bias=True))
+    return scaled_linear(x, weight, bias, affine_like(check_gain(gain)))
 
 
 def norm_like_linear(
@@ -93,4 +94,4 @@ def norm_like_linear(
     tensor([[4.]])
     """
     check_linear(x, weight, bias)
-    return scaled_linear(x, weight, bias, RowScale(check_gain(gain), offset=check_eps(eps), scales_bias=False))
+    return scaled_linear(x, weight, bias, norm_like(check_gain(gain), check_eps(eps)))

@@ -34,7 +34,11 @@ def row_sqnorm(x: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:
 
 def inverse_norm(x: Float[Tensor, "*rows d"], offset: float) -> Float[Tensor, "*rows 1"]:
     """(‖x‖² + offset)^(−1/2) of every row; with offset 0 a zero row gets 0, and so do its gradients."""
-    sqnorm = row_sqnorm(x)
+    return inverse_root(row_sqnorm(x), offset)
+
+
+def inverse_root(sqnorm: Tensor, offset: float) -> Tensor:
+    """(sqnorm + offset)^(−1/2); with offset 0 a zero gets 0, and so do its gradients."""
     if offset > 0.0:
         return (sqnorm + offset).rsqrt()
     nonzero = sqnorm > 0

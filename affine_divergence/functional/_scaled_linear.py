@@ -5,53 +5,36 @@
 # Nothing is saved but the inputs: s costs one pass over x and is made again in the backward.
 from __future__ import annotations
 
-import contextlib
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from affine_divergence.functional._rows import forward_mode, inverse_norm
+from affine_divergence.functional._autocast import autocast_enabled, common_dtype, without_autocast
+from affine_divergence.functional._rows import forward_mode, row_sqnorm
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from affine_divergence.functional._scale import Scale
+
 
 _PART = 128  # rows
 
 
-@dataclass(frozen=True)
-class RowScale:
-    """Which of the two maps it is: the gain c, what is added to ‖x‖², and whether s multiplies the bias too."""
-
-    gain: float
-    offset: float
-    scales_bias: bool
-
-    def __call__(self, x: Float[Tensor, "*rows d_in"]) -> tuple[Float[Tensor, "*rows 1"], Float[Tensor, "*rows 1"]]:
-        """The rows' s and t = c·s."""
-        s = inverse_norm(x, self.offset)
-        return s, self.gain * s
-
-
 def scaled_linear(
-    x: Float[Tensor, "*rows d_in"], weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None, scale: RowScale
+    x: Float[Tensor, "*rows d_in"], weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None, scale: Scale
 ) -> Float[Tensor, "*rows d_out"]:
     """The map itself, in the dtype that `F.linear` would return, or in the promoted one where `F.linear` refuses mixed dtypes."""
     device = x.device.type
-    autocast = _autocast_enabled(device)
-    dtype = torch.promote_types(x.dtype, weight.dtype)
-    dtype = dtype if bias is None else torch.promote_types(dtype, bias.dtype)
-    if autocast and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
+    dtype = common_dtype(x, weight, bias)
     weight = weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    if not autocast:  # under autocast the norm is taken before x is rounded: a float32 row of 1e5 would be inf in float16
+    if not autocast_enabled(device):  # under autocast the norm is taken before x is rounded: a float32 row of 1e5 would be inf in float16
         x = x.to(dtype)
-    with _without_autocast(device):
+    with without_autocast(device):
         if torch.compiler.is_compiling() or forward_mode():
             # Inductor fuses the plain expression; and a Function's own jvp is a constant to a second forward derivative: zero, silently.
             return _composed(x, weight, bias, scale)
@@ -59,8 +42,8 @@ def scaled_linear(
         return z
 
 
-def _composed(x: Tensor, weight: Tensor, bias: Tensor | None, scale: RowScale) -> Tensor:
-    _, t = scale(x)
+def _composed(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Scale) -> Tensor:
+    _, t = scale(row_sqnorm(x))
     z = F.linear((x * t).to(weight.dtype), weight)
     return z if bias is None else (z + (t if scale.scales_bias else scale.gain) * bias).to(weight.dtype)
 
@@ -69,9 +52,9 @@ class _ScaledLinear(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scale: RowScale) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Scale) -> Tensor:
         x = x.contiguous()  # the order of a sum must not depend on strides
-        _, t = scale(x)
+        _, t = scale(row_sqnorm(x))
         if x.dtype == weight.dtype == t.dtype and (scale.scales_bias or bias is None):
             return F.linear(x, weight, bias).mul_(t)
         # Scaled first: in float16 W x overflows (x = 300, d = 512, W = 1) although z is 22.6.
@@ -92,15 +75,15 @@ class _ScaledLinear(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = upstream
         x, weight, bias = ctx.saved_tensors
-        with _without_autocast(x.device.type):
+        with without_autocast(x.device.type):
             return *_gradients(g, x, weight, bias, ctx.scale, ctx.needs_input_grad), None
 
 
 def _gradients(
-    g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, scale: RowScale, needed: tuple[bool, ...]
+    g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Scale, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     shape, x, g = x.shape, _as_matrix(x.contiguous()), _as_matrix(g)
-    s, t = scale(x)
+    s, t = scale(row_sqnorm(x))
     x_grad = weight_grad = bias_grad = None
     if needed[2]:
         bias_grad = (_weighted_sum(t, g) if scale.scales_bias else scale.gain * g.sum(0)).to(g.dtype)
@@ -131,11 +114,3 @@ def _weighted_sum(t: Tensor, g: Tensor) -> Tensor:
 
 def _as_matrix(rows: Tensor) -> Tensor:
     return rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
-
-
-def _autocast_enabled(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
-def _without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
-    return torch.autocast(device, enabled=False) if _autocast_enabled(device) else contextlib.nullcontext()
