@@ -69,15 +69,15 @@ def p_of_three(t: float) -> float:
 def test_the_packaged_claims_are_read_and_named_by_their_hash() -> None:
     text = claims_text()
     claims = parse_claims(text)
-    assert [claim.id for claim in claims.claim] == ["C1", "C2", "C3", "C4", "C5", "C7"]
+    assert [claim.id for claim in claims.claim] == ["C1", "C2", "C3", "C4", "C5", "C7", "C5-conv", "C6"]
     assert claims_digest(text) == hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert sum(part.verdict for claim in claims.claim for part in claim.part) == 9
+    assert sum(part.verdict for claim in claims.claim for part in claim.part) == 13
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("version = 1", "version = 2", "version: input should be 1, got 2"),
+        ("version = 1", "version = 3", "version: input should be 1 or 2, got 3"),
         ("level = 0.05", "level = 5", "level: .* got 5"),
         ('["none"]', '["nothing"]', "C part 1 rivals 1: input should be 'none'.*got 'nothing'"),
         ('["none"]', "[]", "C part 1: above-chance has no rivals"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from affine_divergence.lab.claims._reading import Part
 from affine_divergence.lab.claims._units import Line
@@ -34,6 +35,8 @@ def samples(part: Part, line: Line, rows: Rows) -> list[Sample]:
         return [Sample(f"best other method{named}", slopes(line.x, leads))]
     if part.estimand == "lead":
         return [Sample(rival, lead(rows[0].get(part.method), rows[0].get(rival))) for rival in part.rivals]
+    if part.estimand == "parity":
+        return [Sample(rival, means([lead(own.get(part.method), own.get(rival)) for own in rows])) for rival in part.rivals]
     return [
         Sample(rival, slopes(line.x, [lead(own.get(part.method), own.get(rival)) for own in rows]))  # slopes are linear
         for rival in part.rivals
@@ -64,11 +67,19 @@ def best_rivals(rivals: Sequence[Method], rows: Rows) -> list[MethodRow | None]:
 
 def slopes(x: Sequence[float], leads: Sequence[BySeed]) -> BySeed:
     """The slope along x of each seed that every place has."""
-    shared = set.intersection(*(set(one) for one in leads))
-    return {seed: slope(x, [one[seed] for one in leads]) for seed in sorted(shared)}
+    return {seed: slope(x, [one[seed] for one in leads]) for seed in _shared(leads)}
+
+
+def means(leads: Sequence[BySeed]) -> BySeed:
+    """The mean over places of each seed that every place has."""
+    return {seed: fmean(one[seed] for one in leads) for seed in _shared(leads)}
 
 
 def own_slopes(method: Method, line: Line, rows: Rows) -> BySeed:
     """The slope of a method's accuracy itself, in points; none where a place was not run."""
     tests = [row[method].tests() if method in row else {} for row in rows]
     return slopes(line.x, [{seed: 100.0 * value for seed, value in one.items()} for one in tests])
+
+
+def _shared(leads: Sequence[BySeed]) -> list[int]:
+    return sorted(set.intersection(*(set(one) for one in leads)))

@@ -10,21 +10,26 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from affine_divergence.lab.errors import BadInputError
-from affine_divergence.lab.trial import Activation, Method, PositiveInt
+from affine_divergence.lab.pattern import Pattern
+from affine_divergence.lab.trial import Activation, Method, PositiveInt, check_methods
 
-Estimand = Literal["lead", "above-chance", "trend-of-lead", "batch-slope"]
+Estimand = Literal["lead", "above-chance", "trend-of-lead", "batch-slope", "parity"]
 Direction = Literal["greater", "less"]
 Points = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class Cells(BaseModel):
-    """The product of some axes; the learning rates are those tuned for each cell, or for its like at another batch size."""
+    """The product of some axes; the learning rates are those tuned for each cell, or for its like at another batch size.
+
+    Without a pattern they are fully-connected nets.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     activation: Annotated[tuple[Activation, ...], Field(min_length=1)]
     depth: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     width: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    pattern: Annotated[tuple[Pattern, ...], Field(min_length=1)] | None = None
     batch_size: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     rate_from_batch_size: PositiveInt | None = None
 
@@ -45,11 +50,16 @@ class Part(BaseModel):
     along: Literal["width", "depth"] | None = None
     method: Method
     rivals: tuple[Method, ...]
-    direction: Direction
+    direction: Direction | None = None
     margin: Points
     chance: Points | None = None
     verdict: bool = True
     cells: Annotated[tuple[Cells, ...], Field(min_length=1)]
+
+    @property
+    def claims_nothing(self) -> bool:
+        """Whether it is a lead that is shown without a direction."""
+        return self.estimand == "lead" and self.direction is None and not self.verdict
 
     @property
     def axis(self) -> Literal["width", "depth", "batch_size"] | None:
@@ -64,10 +74,19 @@ class Part(BaseModel):
             raise ValueError("chance goes with above-chance and with nothing else")
         if (self.estimand == "above-chance") != (not self.rivals):
             raise ValueError("above-chance has no rivals, every other estimand has at least one")
+        if self.direction is not None and self.estimand == "parity":
+            raise ValueError("parity claims no direction; leave it out")
+        if self.direction is None and not self.claims_nothing and self.estimand != "parity":
+            raise ValueError('give direction = "greater" or "less"; only parity, and a lead that decides nothing, are without')
+        if self.estimand == "parity" and not self.margin > 0.0:
+            raise ValueError("parity is within a margin; give one above 0")
         if self.method in self.rivals or len(set(self.rivals)) != len(self.rivals):
             raise ValueError(f"rivals are different methods, and other ones than {self.method}; got {list(self.rivals)}")
         if self.axis is not None and any(len(getattr(cells, self.axis)) < 2 for cells in self.cells):
             raise ValueError(f"a slope along {self.axis} needs at least two values of it")
+        for cells in self.cells:
+            for pattern in cells.pattern or (None,):
+                check_methods([self.method, *self.rivals], pattern)
         return self
 
 
@@ -92,7 +111,7 @@ class Claims(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[1]
+    version: Literal[1, 2]  # 1 knew neither parity nor patterns
     level: Annotated[float, Field(gt=0.0, lt=0.5)]
     claim: Annotated[tuple[Claim, ...], Field(min_length=1)]
 

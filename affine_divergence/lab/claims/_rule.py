@@ -1,10 +1,11 @@
-# The rule: verdicts of units and claims from p values and intervals. Pure; everything here is in the claimed direction.
+# The rule: verdicts of units and claims from p values and intervals. Pure; but for parity everything here is in the claimed direction.
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
-from affine_divergence.lab.statistics import Evidence, Interval, seeds_for_power
+from affine_divergence.lab.statistics import Evidence, Interval, seeds_for_parity, seeds_for_power
 
 Verdict = Literal["reproduced", "contradicted", "equivalent", "undecided"]
 
@@ -44,3 +45,15 @@ def seeds_that_decide(weakest: Evidence, sign: int, level: float, units: int, co
     """Seeds for a power of 80 % at the effect seen, one-sided in its direction, at the level over the family's size."""
     family = units if sign * weakest.effect_size > 0.0 else comparisons
     return seeds_for_power(weakest.effect_size, level / family)
+
+
+def seeds_that_decide_parity(weakest: Evidence, margin: float, level: float, units: int, comparisons: int) -> int | None:
+    """Seeds for a power of 80 % at the mean and deviation seen, within the margin or beyond it, at the level over the family's size.
+
+    Beyond the margin it is that of the test on the side of the mean, which has half the level; none where the mean lies on the margin.
+    """
+    excess = abs(weakest.interval.mean) - margin
+    if excess < 0.0:
+        return seeds_for_parity(weakest.interval.mean, weakest.deviation, margin, level / units)
+    size = excess / weakest.deviation if weakest.deviation else math.copysign(math.inf, excess) if excess else 0.0
+    return seeds_for_power(size, level / (2 * comparisons))

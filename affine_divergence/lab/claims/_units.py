@@ -11,7 +11,7 @@ from affine_divergence.lab.claims._reading import Cells, Part
 from affine_divergence.lab.grid import Grid
 from affine_divergence.lab.trial import Cell
 
-AXES = ("activation", "depth", "width", "batch_size")
+AXES = ("activation", "depth", "width", "pattern", "batch_size")
 Budget = tuple[int | None, int | None]  # epochs, steps
 NO_BUDGET: Budget = (None, None)  # that of settings which the study does not hold
 
@@ -35,14 +35,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Line:
-    """The places of one unit: a single one, or several along an axis, with their coordinates on it."""
+    """The places of one unit: a single one, several along an axis, with their coordinates on it, or several of which the mean is taken."""
 
     places: tuple[Place, ...]
     x: tuple[float, ...]
+    pooled: bool = False
 
     @property
     def name(self) -> str:
-        return name_of(self.places)
+        return f"mean of {len(self.places)}: {name_of(self.places, pooled=True)}" if self.pooled else name_of(self.places)
 
 
 def lines_of(part: Part, grid: Grid) -> list[Line]:
@@ -52,19 +53,22 @@ def lines_of(part: Part, grid: Grid) -> list[Line]:
         bare = Place(replace(series.cell, method="none", epochs=None, steps=None), series.rate_from)
         held.setdefault(bare.itself, {})[series.cell.epochs, series.cell.steps] = None
     found = []
-    for cells in part.cells:
-        for places in _bare_lines(part, cells, grid):
-            budgets = dict.fromkeys(budget for place in places for budget in held.get(place.itself, ()))
-            taken = [budget for budget in budgets if budget[0] is not None or part.estimand == "batch-slope"]
-            for epochs, steps in taken or [NO_BUDGET]:
-                of_budget = tuple(Place(replace(place.cell, epochs=epochs, steps=steps), place.rate_from) for place in places)
-                found.append(Line(of_budget, tuple(_coordinate(part, place) for place in places)))
+    pooled = part.estimand == "parity"
+    lines = [places for cells in part.cells for places in _bare_lines(part, cells, grid)]
+    if pooled:
+        lines = [tuple(dict.fromkeys(place for places in lines for place in places))]
+    for places in lines:
+        budgets = dict.fromkeys(budget for place in places for budget in held.get(place.itself, ()))
+        taken = [budget for budget in budgets if budget[0] is not None or part.estimand == "batch-slope"]
+        for epochs, steps in taken or [NO_BUDGET]:
+            of_budget = tuple(Place(replace(place.cell, epochs=epochs, steps=steps), place.rate_from) for place in places)
+            found.append(Line(of_budget, tuple(_coordinate(part, place) for place in places), pooled))
     return found
 
 
 def _bare_lines(part: Part, cells: Cells, grid: Grid) -> Iterator[tuple[Place, ...]]:
     along = part.axis
-    fixed = [[(name, value) for value in getattr(cells, name)] for name in AXES if name != along]
+    fixed = [[(name, value) for value in getattr(cells, name) or (None,)] for name in AXES if name != along]  # (None,): no pattern
     for chosen in itertools.product(*fixed):
         values = [{along: value} for value in getattr(cells, along)] if along else [{}]
         places = (dict(chosen) | value for value in values)
@@ -82,15 +86,15 @@ def _coordinate(part: Part, place: Place) -> float:
     return float(value) if part.axis == "depth" else math.log2(value)
 
 
-def name_of(places: Sequence[Place]) -> str:
-    """What the places have in common, with the ends of the axis along which they differ: 3 × 4…256, tanh, batch 32, 10 epochs."""
-    first, last = places[0], places[-1]
+def name_of(places: Sequence[Place], *, pooled: bool = False) -> str:
+    """What the places have in common, with the ends of the axis along which they differ, or all values: 3 × 4…256, tanh, batch 32."""
 
     def span(name: str) -> str:
-        ends = [str(getattr(place.cell, name)) for place in (first, last)]
-        return ends[0] if ends[0] == ends[1] else "…".join(ends)
+        values = list(dict.fromkeys(str(value) for place in places if (value := getattr(place.cell, name)) is not None))
+        return "/".join(values) if pooled or len(values) < 2 else f"{values[0]}…{values[-1]}"
 
-    cell = first.cell
+    cell = places[0].cell
+    pattern = f" {span('pattern')}" if span("pattern") else ""
     budget = f", {cell.epochs} epochs" if cell.epochs else f", {cell.steps} steps" if cell.steps else ""
-    rate = f", rate of batch {first.rate_from}" if first.rate_from else ""
-    return f"{span('depth')} × {span('width')}, {cell.activation}, batch {span('batch_size')}{budget}{rate}"
+    rate = f", rate of batch {places[0].rate_from}" if places[0].rate_from else ""
+    return f"{span('depth')} × {span('width')}{pattern}, {span('activation')}, batch {span('batch_size')}{budget}{rate}"

@@ -7,9 +7,9 @@ from typing import Literal
 
 from affine_divergence.lab.claims._estimands import BySeed, own_slopes, samples
 from affine_divergence.lab.claims._reading import Claim, Claims, Part
-from affine_divergence.lab.claims._rule import Verdict, claim_verdict, seeds_that_decide, unit_verdict
+from affine_divergence.lab.claims._rule import Verdict, claim_verdict, seeds_that_decide, seeds_that_decide_parity, unit_verdict
 from affine_divergence.lab.claims._units import NO_BUDGET, Line, Place, lines_of
-from affine_divergence.lab.statistics import Evidence, Interval, evidence, holm, mean_interval
+from affine_divergence.lab.statistics import Evidence, Interval, evidence, holm, margin_p, mean_interval
 from affine_divergence.lab.summary import MethodRow, Summary
 from affine_divergence.lab.trial import Method
 
@@ -29,7 +29,7 @@ class Comparison:
     against: str
     values: BySeed
     evidence: Evidence | None  # None with fewer than two seeds
-    p: float | None  # that the claim holds here
+    p: float | None  # that the claim holds here; None where none is made
     opposite_p: float | None
     adjusted_opposite_p: float | None  # Holm, over all comparisons of the claim; None in a part that decides nothing
 
@@ -137,6 +137,10 @@ def _compared(part: Part, against: str, values: BySeed, level: float) -> Compari
     if len(values) < 2:
         return Comparison(against, values, None, None, None, None)
     said = evidence(list(values.values()), level)
+    if part.claims_nothing:
+        return Comparison(against, values, said, None, None, None)
+    if part.estimand == "parity":
+        return Comparison(against, values, said, *margin_p(list(values.values()), part.margin), None)
     p, opposite = (said.p_greater, said.p_less) if part.direction == "greater" else (said.p_less, said.p_greater)
     return Comparison(against, values, said, p, opposite, None)
 
@@ -174,9 +178,13 @@ def _decided(unit: Unit, level: float, units: int, comparisons: int) -> Unit:
         [one.evidence.narrow.scaled(sign) for one in unit.comparisons if one.evidence],
         unit.part.margin,
         level,
-        can_be_equivalent=unit.part.estimand != "above-chance",
+        can_be_equivalent=unit.part.estimand not in ("above-chance", "parity"),
     )
     weakest = unit.weakest
     if verdict != "undecided" or weakest is None or weakest.evidence is None:
         return replace(unit, verdict=verdict)
-    return replace(unit, verdict=verdict, seeds=seeds_that_decide(weakest.evidence, sign, level, units, comparisons))
+    if unit.part.estimand == "parity":
+        seeds = seeds_that_decide_parity(weakest.evidence, unit.part.margin, level, units, comparisons)
+    else:
+        seeds = seeds_that_decide(weakest.evidence, sign, level, units, comparisons)
+    return replace(unit, verdict=verdict, seeds=seeds)

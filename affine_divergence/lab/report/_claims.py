@@ -104,10 +104,14 @@ def title_of(unit: Unit) -> str:
         "above-chance": f"test accuracy of {part.method} − chance ({part.chance or 0.0:g} %) − {part.margin:g} points",
         "trend-of-lead": f"slope of the lead of {part.method} over the best other method along {part.along}",
         "batch-slope": f"slope of {part.method} along the batch size − that of each other method",
+        "parity": f"test accuracy of {part.method} − that of each other method, mean over the settings",
     }[part.estimand]
     sign = ">" if part.direction == "greater" else "<"
     margin = "" if part.estimand == "above-chance" else f", margin {part.margin:g}"
-    return f"{what}; claimed: {sign} 0{margin}{'' if part.verdict else '; decides nothing'}"
+    claimed = "" if part.claims_nothing else f"; claimed: {sign} 0{margin}"
+    if part.estimand == "parity":
+        claimed = f"; claimed: within ±{part.margin:g}"
+    return f"{what}{claimed}{'' if part.verdict else '; decides nothing'}"
 
 
 def cell_lines(judged: Judged) -> list[tuple[str, ...]]:

@@ -59,7 +59,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], level: fl
     interval = mean_interval(values, level)
     if interval.n == 1:
         return Difference(interval, math.nan)
-    greater, less = _one_sided(interval.mean, standard_error(values), interval.n)
+    greater, less = one_sided(interval.mean, standard_error(values), interval.n)
     return Difference(interval, min(1.0, 2.0 * min(greater, less)))
 
 
@@ -77,7 +77,7 @@ def evidence(values: Sequence[float], level: float = 0.05) -> Evidence:
     values = [round(value, DECIMALS) for value in values]
     interval = mean_interval(values, 1.0 - level)
     error = standard_error(values)
-    greater, less = _one_sided(interval.mean, error, interval.n)
+    greater, less = one_sided(interval.mean, error, interval.n)
     return Evidence(
         interval=interval,
         narrow=mean_interval(values, 1.0 - 2.0 * level),
@@ -118,8 +118,8 @@ def _signed_sums(values: Sequence[float]) -> NDArray[np.float64]:
     return sums
 
 
-def _one_sided(mean: float, error: float, n: int) -> tuple[float, float]:
-    # p of "the mean is above 0" and of "it is below 0".
+def one_sided(mean: float, error: float, n: int) -> tuple[float, float]:
+    """The p of "the mean is above 0" and of "it is below 0", by the paired t test."""
     from scipy import stats
 
     if error == 0.0:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 MOST_SEEDS = 10_000
 
@@ -20,12 +21,17 @@ def seeds_for_power(effect_size: float, level: float, power: float = 0.8) -> int
     size = abs(effect_size)
     if math.isinf(size):
         return 2
-    if not size > 0.0 or _power(size, MOST_SEEDS, level) < power:
+    return least_seeds(lambda n: _power(size, n, level), power) if size > 0.0 else None
+
+
+def least_seeds(power_of: Callable[[int], float], power: float) -> int | None:
+    """The least n with that power, which grows with n; None where 10,000 seeds have less."""
+    if power_of(MOST_SEEDS) < power:
         return None
     low, high = 1, MOST_SEEDS  # the power at `high` suffices, at `low` it does not: one seed has none
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _power(size, middle, level) >= power else (middle, high)
+        low, high = (low, middle) if power_of(middle) >= power else (middle, high)
     return high
 
 
