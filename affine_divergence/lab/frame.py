@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars
 
 PROVENANCE = ("source_digest", "data_digest", "device", "processor", "threads", "python", "torch")
-LATER = ("train_images", "pattern", "claims")  # columns that older tables lack; null there
+LATER = ("train_images", "pattern", "timing", "claims")  # columns that older tables lack; null there
 
 
 def to_frame(records: Sequence[Record], study: str, grid_text: str, claims_text: str | None = None) -> polars.DataFrame:
@@ -30,7 +30,7 @@ def to_frame(records: Sequence[Record], study: str, grid_text: str, claims_text:
             **record.trial.model_dump(),
             "key": record.trial.key,
             **asdict(record.outcome),
-            **{name: record.provenance.get(name) for name in PROVENANCE},
+            **{name: record.provenance.get(name) for name in (*PROVENANCE, "timing")},
             "grid": grid_text,
             "claims": claims_text,
         }
@@ -96,7 +96,8 @@ def _record(row: dict[str, Any]) -> Record:
         or any(score is not None and not 0.0 <= score <= 1.0 for score in scores)
     ):
         raise BadInputError(f"the table's row with the key {row['key']} was changed: its scores or curves are not those of a trial")
-    return Record(trial, outcome, {name: row[name] for name in PROVENANCE})
+    timing = {} if row["timing"] is None else {"timing": row["timing"]}
+    return Record(trial, outcome, {name: row[name] for name in PROVENANCE} | timing)
 
 
 def _schema() -> dict[str, Any]:
@@ -129,6 +130,7 @@ def _schema() -> dict[str, Any]:
         "stack_size": pl.Int64,
         "reason": pl.String,
         **{name: pl.Int64 if name == "threads" else pl.String for name in PROVENANCE},
+        "timing": pl.String,
         "grid": pl.String,
         "claims": pl.String,
     }

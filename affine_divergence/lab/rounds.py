@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 
 from affine_divergence.lab.errors import BadInputError, StudyFailedError, first_line
 from affine_divergence.lab.executors import WorkerDiedError, WorkerNotStartedError, Workers
@@ -31,8 +32,16 @@ class Round:
     or if it did not fit into memory, each half is tried. A single trial is then stored as failed.
     """
 
-    def __init__(self, store: Store, workers: Workers, stacks: Collection[Queued], show: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        workers: Workers,
+        stacks: Collection[Queued],
+        show: Callable[[int], None],
+        said: Callable[[Trial], Mapping[str, str]] = lambda _: {},
+    ) -> None:
         self._store = store
+        self._said = said  # of a trial, into its provenance
         self._workers = workers
         self._show = show
         self._waiting: list[tuple[tuple[int, float], int, Stack]] = []
@@ -64,7 +73,7 @@ class Round:
         """Store what was finished when something else ended the round."""
         for future in list(self._running):
             if future.done() and future.exception() is None:
-                self._store.add(future.result())
+                self._store.add(self._with_said(future.result()))
 
     def _push(self, place: int, stack: Stack) -> None:
         heapq.heappush(self._waiting, (turn(stack), place, stack))
@@ -81,7 +90,7 @@ class Round:
         try:
             records = future.result()
             self._failed_starts = 0
-            return records
+            return self._with_said(records)
         except WorkerNotStartedError as error:
             self._failed_starts += 1
             if self._failed_starts == STARTS:
@@ -100,6 +109,9 @@ class Round:
             raise
         except Exception as error:
             raise StudyFailedError(f"a worker process could not start: {first_line(error)}") from error
+
+    def _with_said(self, records: list[Record]) -> list[Record]:
+        return [replace(record, provenance={**record.provenance, **self._said(record.trial)}) for record in records]
 
     def _divided(self, place: int, stack: Stack, reason: str) -> list[Record]:
         if len(stack) == 1:

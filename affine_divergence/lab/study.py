@@ -14,6 +14,7 @@ from affine_divergence.lab.stacks import stacks
 from affine_divergence.lab.stages import missing, scores as scores
 from affine_divergence.lab.store import Queued, Store
 from affine_divergence.lab.takeover import take_over
+from affine_divergence.lab.timings import Timings
 from affine_divergence.lab.trial import Trial
 from affine_divergence.lab.worker import Setup
 
@@ -47,12 +48,10 @@ def run(
         if takeover is not None:
             takeover.apply(store, say)
         failed: dict[Trial, str] = {}
-        queue = _next(store, grid, failed)
-        if queue:
-            with processes(workers, Setup(grid.data, path, cache, device)) as executor:
-                while queue:
-                    _train(store, executor, queue, failed, progress)
-                    queue = _next(store, grid, failed)
+        timings = Timings(store)
+        with processes(workers, Setup(grid.data, path, cache, device)) as executor:
+            while queue := _next(store, grid, failed, timings, executor, progress):
+                _train(store, executor, queue, failed, timings, progress)
     if failed:
         raise StudyFailedError(f"{len(failed)} trials failed, the first with: {next(iter(failed.values()))}")
 
@@ -73,7 +72,9 @@ def _check(grid: Grid, dataset: Dataset) -> None:
             raise BadInputError(f"train_images = {grid.train_images} in the grid file; the training part of {grid.data} has {images}")
 
 
-def _next(store: Store, grid: Grid, failed: dict[Trial, str]) -> list[Queued]:
+def _next(
+    store: Store, grid: Grid, failed: dict[Trial, str], timings: Timings, executor: Workers, progress: Progress
+) -> list[Queued]:
     # What the round lacks that was begun, or else the next one, stored before any of it is trained.
     accuracies = scores(store.records())
     over = accuracies.keys() | failed.keys()
@@ -82,15 +83,18 @@ def _next(store: Store, grid: Grid, failed: dict[Trial, str]) -> list[Queued]:
         return queue
     trials = missing(grid, accuracies, failed)
     if trials:
-        store.begin(stacks(trials))
+        timings.measure(trials, executor, lambda finished, total: progress("timing", finished, total))
+        store.begin(stacks(trials, timings.sizes))
     return unfinished(store, over)
 
 
-def _train(store: Store, executor: Workers, queue: list[Queued], failed: dict[Trial, str], progress: Progress) -> None:
+def _train(
+    store: Store, executor: Workers, queue: list[Queued], failed: dict[Trial, str], timings: Timings, progress: Progress
+) -> None:
     stage = "tuning" if queue[0].trials[0].role == "tuning" else "evaluation"
     total = sum(len(queued.trials) for queued in queue)
     progress(stage, 0, total)
-    one = Round(store, executor, queue, lambda finished: progress(stage, finished, total))
+    one = Round(store, executor, queue, lambda finished: progress(stage, finished, total), timings.said)
     try:
         for records in one.run():
             failed.update((r.trial, r.outcome.reason or "") for r in records if r.outcome.status == "failed")

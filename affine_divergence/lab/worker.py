@@ -88,6 +88,18 @@ def train_stack(trials: Sequence[Trial]) -> list[Record]:
     return [Record(trial, outcome, _provenance) for trial, outcome in zip(trials, outcomes, strict=True)]
 
 
+def time_step(trials: Sequence[Trial]) -> tuple[float | None, float | None]:
+    """Median CPU seconds of a step of one of these trials: trained alone, and all together; None for what cannot be trained."""
+    import torch
+
+    from affine_divergence.lab.benchmarks import step_seconds
+
+    if _splits is None:
+        raise RuntimeError("time_step runs in a worker, which has loaded the data")
+    torch.set_flush_denormal(True)
+    return step_seconds(trials, _splits, _device)
+
+
 def _start(setup: Setup) -> None:
     global _splits, _device, _provenance
     import torch

@@ -58,10 +58,11 @@ def training(repeats: int) -> Iterator[str]:
 
 
 def _trials(width: int, batch_size: int, name: str) -> list[Trial]:
+    wanted: list[tuple[Method, float, int]]
     if name == ALL:
         wanted = [(method, 0.01, seed) for method in FULLY_CONNECTED for seed in range(SEEDS)]
     else:
-        wanted = [(name, 0.001 * (1 + place), 0) for place in range(REPLICAS)]
+        wanted = [(method, 0.001 * (1 + place), 0) for method in METHODS if method == name for place in range(REPLICAS)]
     shape = Cell("synthetic", "none", width, DEPTH, "tanh", batch_size, 1, None)
     return [replace(shape, method=method).trial(rate, seed, "evaluation") for method, rate, seed in wanted]
 

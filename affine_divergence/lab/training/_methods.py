@@ -14,6 +14,7 @@ from affine_divergence.lab.trial import Method
 
 TORCH_EPS = 1e-5  # nn.BatchNorm's and nn.LayerNorm's default; nn.RMSNorm's is float32's epsilon
 MOMENTUM = 0.1
+LEAKY_SLOPE = 0.01
 
 # The replicas' order in a stack: those whose rows are scaled stand side by side.
 ORDER: tuple[Method, ...] = ("batch-norm", "none", "rms-norm", "norm-like", "affine-like", "layer-norm")

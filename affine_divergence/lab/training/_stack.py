@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from affine_divergence.lab.training._first_layer import FirstLayer
-from affine_divergence.lab.training._methods import ORDER, SCALED, BatchNorm, RowScale
+from affine_divergence.lab.training._methods import LEAKY_SLOPE, ORDER, SCALED, BatchNorm, RowScale
 from affine_divergence.lab.training._seeds import initial_weight
 from affine_divergence.lab.trial import Trial
 
-LEAKY_SLOPE = 0.01
+ROWS_AT_ONCE = 1000  # when nets are evaluated
 
 
 class Stack:
@@ -47,6 +47,7 @@ class Stack:
         ]
         self.biases = [like.new_zeros(len(trials), 1, n) for n in sizes[1:]]
         self.seeds = self.first.seeds
+        self.count, self.rows = len(trials), ROWS_AT_ONCE
 
     def step(self, images: Sequence[Tensor], labels: Tensor) -> Tensor:
         """One step of gradient descent on the mean cross-entropy; the losses (K,) before it. Images (B, d) and a row of labels a seed."""

@@ -11,34 +11,34 @@ import torch
 from torch import Tensor
 
 from affine_divergence.lab.outcome import Outcome
+from affine_divergence.lab.training import _conv_stack, _stack
+from affine_divergence.lab.training._conv_stack import ConvStack
 from affine_divergence.lab.training._seeds import image_order
-from affine_divergence.lab.training._stack import Stack, sort_key
+from affine_divergence.lab.training._stack import Stack
 from affine_divergence.lab.trial import Trial
 
 if TYPE_CHECKING:
     from affine_divergence.lab.data import Part, Splits
 
-CHUNK = 1000  # rows evaluated at once
 CHANCE_MARGIN = 1.09  # accuracy up to 1.09/classes counts as chance: 10.9 % for ten classes
 
 
 def train(trials: Sequence[Trial], splits: Splits, device: str = "cpu") -> list[Outcome]:
-    """Train trials that share all but method, learning rate and seed; outcomes in the trials' order.
+    """Train trials that can be trained together (`Trial.shared`); outcomes in the trials' order.
 
     The curves hold a value an epoch and one at the last step: the training loss averaged over the steps since the value
     before, and the validation accuracy.
     """
     wall, cpu = time.perf_counter(), time.process_time()
-    order = sorted(range(len(trials)), key=lambda i: sort_key(trials[i]))
-    ordered = [trials[i] for i in order]
-    first = ordered[0]
-    for other in ordered:
+    first = trials[0]
+    for other in trials:
         if other.shared != first.shared:
-            raise ValueError(f"the trials of a stack share all but method, learning rate and seed; got {first!r} and {other!r}")
+            raise ValueError(f"the trials of a stack share all but learning rate, seed and perhaps method; got {first!r} and {other!r}")
+    order = sorted(range(len(trials)), key=lambda i: _conv_stack.sort_key(trials[i]) if first.pattern else _stack.sort_key(trials[i]))
     inputs, labels = (part[: first.train_images].to(device) for part in (splits.train.inputs, splits.train.labels))
     if first.train_images is not None and len(inputs) < first.train_images:
         raise ValueError(f"train_images = {first.train_images}, but the training part of {splits.name} has {len(inputs)} images")
-    stack = Stack(ordered, inputs.shape[1], splits.classes, inputs)
+    stack = make_stack([trials[i] for i in order], splits.shape, splits.classes, inputs)
     losses: list[Tensor] = []
     accuracies: list[Tensor] = []
     for batches in _epochs(first, stack.seeds, len(inputs)):
@@ -62,9 +62,16 @@ def train(trials: Sequence[Trial], splits: Splits, device: str = "cpu") -> list[
     return [outcomes[index] for index in range(len(trials))]
 
 
-def descend(stack: Stack, inputs: Tensor, labels: Tensor, batches: Iterable[Tensor]) -> Tensor:
+def make_stack(trials: Sequence[Trial], shape: tuple[int, int, int], classes: int, like: Tensor) -> Stack | ConvStack:
+    """The nets of trials in their order, for images (C, H, W), on the device and in the dtype of a tensor."""
+    if trials[0].pattern:
+        return ConvStack(trials, shape, classes, like)
+    return Stack(trials, math.prod(shape), classes, like)
+
+
+def descend(stack: Stack | ConvStack, inputs: Tensor, labels: Tensor, batches: Iterable[Tensor]) -> Tensor:
     """A step for each minibatch, (seeds, B) rows of the inputs; the training losses (K,) averaged over them."""
-    total, count = inputs.new_zeros(len(stack.biases[0]), dtype=torch.float64), 0
+    total, count = inputs.new_zeros(stack.count, dtype=torch.float64), 0
     for batch in batches:
         rows = batch.to(inputs.device)
         total += stack.step([inputs.index_select(0, of_seed) for of_seed in rows], labels[rows]) * rows.shape[1]
@@ -81,10 +88,10 @@ def _epochs(trial: Trial, seeds: Sequence[int], count: int) -> Iterator[Iterator
         yield itertools.islice(iter(order.split(trial.batch_size, dim=1)), steps - epoch * per_epoch)
 
 
-def _accuracy(stack: Stack, part: Part, device: str) -> Tensor:
+def _accuracy(stack: Stack | ConvStack, part: Part, device: str) -> Tensor:
     right = sum(
         (stack.predict(rows.to(device)).argmax(-1) == labels.to(device)).sum(-1)
-        for rows, labels in zip(part.inputs.split(CHUNK), part.labels.split(CHUNK), strict=True)
+        for rows, labels in zip(part.inputs.split(stack.rows), part.labels.split(stack.rows), strict=True)
     )
     assert isinstance(right, Tensor)
     return right.double() / len(part.labels)

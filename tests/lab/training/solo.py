@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 from torch import nn
 
 import affine_divergence as ad
 from affine_divergence.lab.data import Splits
+from affine_divergence.lab.pattern import kernels
 from affine_divergence.lab.training._seeds import image_order, initial_weight
 from affine_divergence.lab.trial import Trial
 
@@ -27,6 +29,7 @@ NORMS = {
     # Without eps torch takes the epsilon of the dtype, so a float64 run would be another function.
     "rms-norm": lambda d: nn.RMSNorm(d, eps=torch.finfo(torch.float32).eps, elementwise_affine=False),
 }
+NORMS |= {f"{name}-{over}": NORMS[name] for name in ("layer-norm", "rms-norm") for over in ("sample", "position")}  # of the head
 LINEAR = {"norm-like": ad.nn.NormLikeLinear, "affine-like": ad.nn.AffineLikeLinear}
 
 
@@ -46,8 +49,58 @@ def solo_net(trial: Trial, features: int, classes: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+class OverChannels(nn.Module):
+    """A normaliser of rows, at each position of an image."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.norm(input.movedim(1, -1)).movedim(-1, 1)
+
+
+def image_norm(method: str, shape: tuple[int, int, int]) -> nn.Module:
+    """The normaliser of images (C, H, W), or nothing."""
+    match method:
+        case "batch-norm":
+            return nn.BatchNorm2d(shape[0], affine=False)
+        case "layer-norm-sample":
+            return nn.LayerNorm(shape, elementwise_affine=False)
+        case "rms-norm-sample":
+            return nn.RMSNorm(shape, eps=torch.finfo(torch.float32).eps, elementwise_affine=False)
+        case "layer-norm-position" | "rms-norm-position":
+            return OverChannels(NORMS[method](shape[0]))
+        case _:
+            return nn.Identity()
+
+
+def solo_conv_net(trial: Trial, shape: tuple[int, int, int], classes: int) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Unflatten(1, shape)]
+    channels, *side = shape
+    for layer, (size, stride) in enumerate(kernels(trial.pattern, trial.depth)):
+        layers.append(image_norm(trial.method, (channels, *side)))
+        arguments = channels, trial.width, size, stride, size // 2
+        corrected = trial.method in LINEAR
+        conv = ad.nn.PatchNormConv2d(*arguments, form=trial.method) if corrected else nn.Conv2d(*arguments)
+        with torch.no_grad():
+            conv.weight.copy_(initial_weight(trial.seed, layer, channels * size**2, trial.width).T.view_as(conv.weight))
+            conv.bias.zero_()
+        layers += [conv, nn.Tanh() if trial.activation == "tanh" else nn.LeakyReLU(0.01)]
+        channels, side = trial.width, [-(-length // stride) for length in side]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    if trial.method in NORMS:
+        layers.append(NORMS[trial.method](channels))
+    head = LINEAR.get(trial.method, nn.Linear)(channels, classes)
+    with torch.no_grad():
+        head.weight.copy_(initial_weight(trial.seed, trial.depth, channels, classes).T)
+        head.bias.zero_()
+    return nn.Sequential(*layers, head)
+
+
 def train_solo(trial: Trial, splits: Splits, steps: int) -> tuple[nn.Sequential, list[float]]:
-    net = solo_net(trial, splits.train.inputs.shape[1], splits.classes).to(splits.train.inputs.dtype)
+    net = solo_conv_net(trial, splits.shape, splits.classes) if trial.pattern else solo_net(trial, math.prod(splits.shape), splits.classes)
+    net = net.to(splits.train.inputs.dtype)
     optimizer = torch.optim.SGD(net.parameters(), lr=trial.learning_rate)
     losses: list[float] = []
     epoch = 0

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from solo import train_solo
 from affine_divergence.lab.data import Part, Splits, load, make_splits
 from affine_divergence.lab.training._seeds import image_order
 from affine_divergence.lab.training._stack import Stack, sort_key
-from affine_divergence.lab.trial import Activation, Method, Trial
+from affine_divergence.lab.trial import FULLY_CONNECTED, Activation, Trial
 
 STEPS = 200
 # Where training is chaotic, rounding grows to order one whatever computes it: at 0.1 within 200 steps from 1e-16 to 2e-5

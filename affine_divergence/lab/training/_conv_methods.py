@@ -1,0 +1,125 @@
+# What each method does around a convolution and around the affine head, for the replicas of a stack, which all use it.
+#
+# Images: x (B, G·C, H, W) in G groups, weight (K·C_out, C, k, k). Rows: x (K, B, C), weight (K, C, classes). No method has parameters.
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from affine_divergence.functional import affine_like_conv2d, norm_like_conv2d
+from affine_divergence.functional._rows import DEFAULT_EPS, inverse_norm
+from affine_divergence.lab.pattern import Kernel
+from affine_divergence.lab.training._methods import MOMENTUM, TORCH_EPS
+from affine_divergence.lab.trial import Method
+
+
+class Convolve(Protocol):
+    """A convolution with its method."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel, groups: int, training: bool) -> Tensor: ...
+
+
+class Affine(Protocol):
+    """An affine layer with its method."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, training: bool) -> Tensor: ...
+
+
+class Kind(NamedTuple):
+    """A method's convolution of G groups of C channels, and its affine layer of K replicas of C features."""
+
+    images: Callable[[int, int, Tensor], Convolve]
+    rows: Callable[[int, int, Tensor], Affine]
+
+
+class _BatchNorm:
+    # Features centred and scaled over the batch, and over positions; running statistics outside training and for one value a feature,
+    # which torch refuses.
+    def __init__(self, features: int, like: Tensor) -> None:
+        self._mean, self._var = like.new_zeros(features), like.new_ones(features)
+
+    def __call__(self, x: Tensor, training: bool) -> Tensor:
+        of_batch = training and x.numel() > x.shape[1]
+        return F.batch_norm(x, self._mean, self._var, training=of_batch, momentum=MOMENTUM, eps=TORCH_EPS)
+
+
+def _by_position(normalise: Callable[[Tensor], Tensor], x: Tensor, groups: int) -> Tensor:
+    # The channels of a group stand side by side in memory, as rows do.
+    rows: Tensor = x.permute(0, 2, 3, 1).unflatten(-1, (groups, -1))
+    return normalise(rows).flatten(-2).permute(0, 3, 1, 2)
+
+
+def _layer_norm(rows: Tensor) -> Tensor:
+    return F.layer_norm(rows, rows.shape[-1:], eps=TORCH_EPS)
+
+
+def _rms_norm(rows: Tensor) -> Tensor:
+    return F.rms_norm(rows, rows.shape[-1:], eps=DEFAULT_EPS)
+
+
+def _rms_norm_sample(x: Tensor, groups: int) -> Tensor:
+    of_groups: Tensor = x.unflatten(1, (groups, -1))
+    square = of_groups.square().mean((2, 3, 4), keepdim=True)
+    return (of_groups * (square + DEFAULT_EPS).rsqrt()).flatten(1, 2)
+
+
+def _plain(x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel, groups: int) -> Tensor:
+    return F.conv2d(x, weight, bias, kernel.stride, kernel.size // 2, groups=groups)
+
+
+def _after(normalise: Callable[[Tensor, int], Tensor], rows: Callable[[Tensor], Tensor]) -> Kind:
+    # The plain map of what a normaliser without statistics makes of its input.
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel, groups: int, training: bool) -> Tensor:
+        return _plain(normalise(x, groups), weight, bias, kernel, groups)
+
+    def affine(x: Tensor, weight: Tensor, bias: Tensor, training: bool) -> Tensor:
+        return torch.baddbmm(bias, rows(x), weight)
+
+    return Kind(lambda *_: convolve, lambda *_: affine)
+
+
+def _batch_normed(groups: int, channels: int, like: Tensor) -> Convolve:
+    norm = _BatchNorm(groups * channels, like)
+    return lambda x, weight, bias, kernel, groups, training: _plain(norm(x, training), weight, bias, kernel, groups)
+
+
+def _batch_normed_rows(replicas: int, features: int, like: Tensor) -> Affine:
+    norm = _BatchNorm(replicas * features, like)
+
+    def affine(x: Tensor, weight: Tensor, bias: Tensor, training: bool) -> Tensor:
+        side_by_side = norm(x.transpose(0, 1).flatten(1), training)
+        return torch.baddbmm(bias, side_by_side.view(-1, replicas, features).transpose(0, 1), weight)
+
+    return affine
+
+
+def _norm_like(x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel, groups: int, training: bool) -> Tensor:
+    return norm_like_conv2d(x, weight, bias, kernel.stride, kernel.size // 2, groups=groups)
+
+
+def _affine_like(x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel, groups: int, training: bool) -> Tensor:
+    return affine_like_conv2d(x, weight, bias, kernel.stride, kernel.size // 2, groups=groups)
+
+
+def _norm_like_rows(x: Tensor, weight: Tensor, bias: Tensor, training: bool) -> Tensor:
+    return torch.baddbmm(bias, x * inverse_norm(x, DEFAULT_EPS), weight)
+
+
+def _affine_like_rows(x: Tensor, weight: Tensor, bias: Tensor, training: bool) -> Tensor:
+    return torch.baddbmm(bias, x, weight) * inverse_norm(x, 1.0)
+
+
+METHODS: dict[Method, Kind] = {
+    "none": _after(lambda x, groups: x, lambda rows: rows),
+    "batch-norm": Kind(_batch_normed, _batch_normed_rows),
+    "layer-norm-sample": _after(lambda x, groups: F.group_norm(x, groups, eps=TORCH_EPS), _layer_norm),
+    "layer-norm-position": _after(lambda x, groups: _by_position(_layer_norm, x, groups), _layer_norm),
+    "rms-norm-sample": _after(_rms_norm_sample, _rms_norm),
+    "rms-norm-position": _after(lambda x, groups: _by_position(_rms_norm, x, groups), _rms_norm),
+    "norm-like": Kind(lambda *_: _norm_like, lambda *_: _norm_like_rows),
+    "affine-like": Kind(lambda *_: _affine_like, lambda *_: _affine_like_rows),
+}
