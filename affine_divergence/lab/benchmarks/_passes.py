@@ -19,8 +19,8 @@ def one_pass(module: nn.Module, x: Tensor, upstream: Tensor) -> Callable[[], Non
 
 
 def saved_bytes(module: nn.Module, x: Tensor) -> int:
-    """Bytes that the forward saves for the backward beyond its input and parameters."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in (x, *module.parameters())}
+    """Bytes that the forward saves for the backward beyond its input, parameters and buffers."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (x, *module.parameters(), *module.buffers())}
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
