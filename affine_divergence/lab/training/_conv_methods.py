@@ -62,9 +62,10 @@ def _rms_norm(rows: Tensor) -> Tensor:
 
 
 def _rms_norm_sample(x: Tensor, groups: int) -> Tensor:
-    of_groups: Tensor = x.unflatten(1, (groups, -1))
-    square = of_groups.square().mean((2, 3, 4), keepdim=True)
-    return (of_groups * (square + DEFAULT_EPS).rsqrt()).flatten(1, 2)
+    # First over positions, then over a group's channels: both at once takes twice as long where channels are last.
+    square: Tensor = x.square().mean((2, 3)).unflatten(1, (groups, -1)).mean(-1)
+    scale = (square + DEFAULT_EPS).rsqrt().repeat_interleave(x.shape[1] // groups, 1)
+    return x * scale[:, :, None, None]
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel, groups: int) -> Tensor:
