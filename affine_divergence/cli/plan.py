@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +13,11 @@ from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.forecast import forecast
 from affine_divergence.lab.grid import Grid, read_grid
 from affine_divergence.lab.rounds import unfinished
-from affine_divergence.lab.stacks import stacks
+from affine_divergence.lab.stacks import Stack, stacks
 from affine_divergence.lab.stages import missing, scores, stages
 from affine_divergence.lab.status import middling
 from affine_divergence.lab.store import Store, read, study_of
+from affine_divergence.lab.timings import Timings
 from affine_divergence.lab.tuning import plan as plan_stage
 
 
@@ -49,7 +51,7 @@ def _asked(grid: Grid) -> list[str]:
         *([] if grid.tuning is None else [f"tuning      {_range(found.tuning)}"]),
         f"evaluation  {_range(found.evaluation)}",
         f"total       {_range(found.total)}",
-        f"first       {_count(len(first), 'trial')} in {_count(len(stacks(first)), 'stack')}",
+        f"first       {_count(len(first), 'trial')} in {_parts(stacks(first))}",
     ]
 
 
@@ -65,12 +67,17 @@ def _held(grid: Grid, store: Store, folder: Path) -> list[str]:
     ended = Counter(record.outcome.status for record in records if record.trial in wanted)
     ended_how = ", ".join(f"{ended[status]} {status}" for status in ("done", "diverged", "failed"))
     queue = unfinished(store, accuracies) if held_grid == grid else []  # a round that was begun is finished as it was planned
-    parts = [queued.trials for queued in queue] or stacks(missing(grid, accuracies))
+    parts = [queued.trials for queued in queue] or stacks(missing(grid, accuracies), Timings(store).sizes)
     left = sum(map(len, parts))
     return [
         f"held        {ended_how}; {len(records) - ended.total()} that this grid does not ask for",
         f"next        {_count(left, 'trial')} in {_count(len(parts), 'stack')}" if left else "next        nothing: finished",
     ]
+
+
+def _parts(parts: Sequence[Stack]) -> str:
+    most = "at most " if any(trial.pattern for part in parts for trial in part) else ""
+    return f"{most}{_count(len(parts), 'stack')}{', fewer where training together is timed to be faster' if most else ''}"
 
 
 def _range(bounds: tuple[int, int]) -> str:

@@ -132,7 +132,29 @@ def test_a_grid_of_more_than_a_million_trials_is_refused_before_it_is_built() ->
 
 def test_every_embedded_and_recorded_grid_is_valid() -> None:
     root = Path(__file__).parents[2]
-    files = [*root.glob("affine_divergence/lab/studies/*.toml"), *root.glob("records/*/grid.toml")]
+    files = [*root.glob("affine_divergence/lab/studies/*.toml"), *root.glob("examples/*.toml"), *root.glob("records/*/grid.toml")]
     assert len(files) >= 2
     for file in files:
         parse_grid(file.read_text(), file.name)
+
+
+def test_the_32_convolutional_architectures_are_32_and_the_study_took_eight_of_them() -> None:
+    root = Path(__file__).parents[2]
+    found = []
+    for file in ("examples/convolutional.toml", "records/convolutional/grid.toml"):
+        cells = [cell for cell in parse_grid((root / file).read_text(), file).cells() if cell.batch_size == 32 and cell.epochs]
+        found.append({(cell.architecture, cell.activation) for cell in cells})
+    assert [len(architectures) for architectures in found] == [32, 8]
+    assert found[1] < found[0]
+
+
+def test_patterns_multiply_the_cells_and_methods_that_do_not_fit_are_refused() -> None:
+    conv = TINY.replace("depth = [2]", 'depth = [2]\npattern = ["k3s2", "k5s2-k1s1"]')
+    assert [cell.pattern for cell in grid(conv).cells()] == ["k3s2", "k3s2", "k5s2-k1s1", "k5s2-k1s1"]
+    assert {cell.pattern for cell in grid().cells()} == {None}
+    with pytest.raises(BadInputError, match="layer-norm is no method of convolutional nets"):
+        grid(conv.replace('"none"', '"layer-norm"'))
+    with pytest.raises(BadInputError, match="layer-norm-sample is no method of fully-connected nets"):
+        grid(TINY.replace('"none"', '"layer-norm-sample"'))
+    with pytest.raises(BadInputError, match=r"grid.toml: grid.pattern: kernels are odd"):
+        grid(conv.replace("k3s2", "k4s2"))
