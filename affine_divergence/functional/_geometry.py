@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from affine_divergence.functional._rows import differentiable
 from affine_divergence.functional._windows import window_spread, window_sums
 
 if TYPE_CHECKING:
@@ -47,15 +48,38 @@ class Geometry:
             x, weight, bias, self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
         )
 
+    def convolve_backward(
+        self, g: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of the plain convolution for x, weight and bias, those that are needed."""
+        if not any(needed):
+            return None, None, None
+        options = self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+        x_grad, weight_grad, bias_grad = torch.ops.aten.convolution_backward(g, x, weight, [g.shape[1]], *options, needed)
+        return x_grad, weight_grad, bias_grad
+
     def patch_sums(self, map_: Tensor) -> Tensor:
         """(N, groups, *size) → (N, groups, *output size): the sum over the inputs that reach each output."""
+        size = self.output_size(map_.shape[2:])
+        if _many_groups(map_) and not any(self.extra):
+            return self.convolve(map_, map_.new_ones(self.groups, 1, *self.kernel_size), None)
         function = window_spread if self.transposed else window_sums
-        return function(map_, self.kernel_size, self.stride, self.dilation, self.padding, self.output_size(map_.shape[2:]))
+        return function(map_, self.kernel_size, self.stride, self.dilation, self.padding, size)
 
     def patch_spread(self, map_: Tensor, size: Sequence[int]) -> Tensor:
         """(N, groups, *output size) → (N, groups, *size), the adjoint of `patch_sums`."""
+        if _many_groups(map_):
+            rest = [n - m for n, m in zip(size, replace(self, transposed=True).output_size(map_.shape[2:]), strict=True)]
+            adjoint = replace(self, transposed=not self.transposed, output_padding=(0,) * len(rest) if self.transposed else tuple(rest))
+            return adjoint.convolve(map_, map_.new_ones(self.groups, 1, *self.kernel_size), None)
         function = window_sums if self.transposed else window_spread
         return function(map_, self.kernel_size, self.stride, self.dilation, self.padding, size)
+
+
+def _many_groups(map_: Tensor) -> bool:
+    # oneDNN convolves many channels, each with ones, in one pass: 1.2 ms at 32 × 128 × 28 × 28 channels_last and 3.3 contiguous, where
+    # sums by axis take 12 out of the cache. Elsewhere they are exact (no TF32), differentiable and as fast or faster.
+    return map_.shape[1] >= 16 and map_.dtype == torch.float32 and map_.device.type == "cpu" and not differentiable()
 
 
 def conv_geometry(kernel_size: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:

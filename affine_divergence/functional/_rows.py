@@ -23,9 +23,14 @@ def forward_mode() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def differentiable() -> bool:
+    """Whether what is computed now may be differentiated, or is only being traced: then in plain expressions alone."""
+    return torch.is_grad_enabled() or torch.compiler.is_compiling() or forward_mode()
+
+
 def row_sqnorm(x: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:
     """‖x‖² of every row, float32 or wider."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or forward_mode():
+    if differentiable():
         return x.to(wide_dtype(x.dtype)).square().sum(-1, keepdim=True)
     # One pass without a temporary: 1.0 ms against 5.6 ms at 4096 × 1024. Not differentiable twice at a zero row, hence only here.
     norm: Tensor = torch.linalg.vector_norm(x.contiguous(), dim=-1, keepdim=True, dtype=wide_dtype(x.dtype))
@@ -40,7 +45,7 @@ def inverse_norm(x: Float[Tensor, "*rows d"], offset: float) -> Float[Tensor, "*
 def inverse_root(sqnorm: Tensor, offset: float) -> Tensor:
     """(sqnorm + offset)^(−1/2); with offset 0 a zero gets 0, and so do its gradients."""
     if offset > 0.0:
-        return (sqnorm + offset).rsqrt()
+        return (sqnorm + offset).rsqrt_()
     nonzero = sqnorm > 0
     # Not rsqrt: its derivative cubes the result, beyond float32 for a norm of 1e-13.
     return torch.where(nonzero, torch.where(nonzero, sqnorm, 1.0).sqrt().reciprocal(), 0.0)

@@ -21,7 +21,7 @@ class Scale:
     def __call__(self, sqnorm: Tensor) -> tuple[Tensor, Tensor]:
         """s and t = c·s of squared norms."""
         s = inverse_root(sqnorm, self.offset)
-        return s, self.gain * s
+        return s, s if self.gain == 1.0 else self.gain * s
 
 
 def affine_like(gain: float) -> Scale:

@@ -1,13 +1,20 @@
 # z_p = c·s_p·(W·patch_p + b), or c·(s_p·W·patch_p + b), with s_p = (‖patch_p‖² + offset)^(−1/2) per position and group.
+#
+# Layout: x (N, C_in, *size), weight as in torch, y = W·patch (+ b where s multiplies it) and z (N, C_out, *out), s and t = c·s
+# (N, groups, *out). With the upstream g = ∂L/∂z and g̃ = t g
+#   ∂W, ∂b and the first part of ∂x: the backward of the plain convolution at g̃      (∂b = c Σ g where s does not multiply b)
+#   ∂x −= x · spread(s² Σ_o g̃_o y_o): every patch is pulled along itself, spread being the adjoint of the sum over patches.
+# Saved beyond the inputs: y and s. Not z, which an activation after it may overwrite.
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from affine_divergence.functional._autocast import autocast_enabled, common_dtype, without_autocast
+from affine_divergence.functional._channels import by_parts, channel_dot, channel_sqnorm, scale_channels, subtract_scaled
 from affine_divergence.functional._geometry import Geometry
-from affine_divergence.functional._patches import position_sqnorm
+from affine_divergence.functional._rows import forward_mode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,28 +28,91 @@ def scaled_conv(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
     dtype = common_dtype(x, weight, bias)
     weight = weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    if not autocast_enabled(device):
+    if not autocast_enabled(device):  # under autocast the norm is taken before x is rounded: a float32 value of 1e5 would be inf in float16
         x = x.to(dtype)
     batched = x.dim() == weight.dim()
     with without_autocast(device):
         x, geometry = geometry.padded(x if batched else x.unsqueeze(0))
-        z = _composed(x, weight, bias, geometry, scale)
+        if torch.compiler.is_compiling() or forward_mode():
+            # Inductor fuses the plain expression; and a Function's own jvp is a constant to a second forward derivative: zero, silently.
+            z, _, _ = _pieces(x, weight, bias, geometry, scale)
+        else:
+            z, _, _ = _ScaledConv.apply(x, weight, bias, geometry, scale)
     return z if batched else z.squeeze(0)
 
 
-def _composed(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Scale) -> Tensor:
-    _, t = scale(geometry.patch_sums(position_sqnorm(x, geometry.groups)))
-    wide = torch.float32 if weight.dtype == torch.float16 else weight.dtype
-    shift = None if bias is None else bias.to(wide)
-    y = geometry.convolve(x.to(wide), weight.to(wide), shift if scale.scales_bias else None)
-    z = times(y, t)
-    if shift is not None and not scale.scales_bias:
-        z = z + scale.gain * shift.reshape(-1, *[1] * (y.dim() - 2))
-    return z.to(weight.dtype)
+def _pieces(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Scale) -> tuple[Tensor, Tensor, Tensor]:
+    """z, y and t."""
+    dtype = _product_dtype(weight)
+    bias = None if bias is None else bias.to(dtype)
+    y = geometry.convolve(x.to(dtype), weight.to(dtype), bias if scale.scales_bias else None)
+    t = by_parts(lambda part: scale(geometry.patch_sums(channel_sqnorm(part, geometry.groups)))[1], geometry.groups, x)
+    z = scale_channels(y, t)
+    if bias is not None and not scale.scales_bias:
+        z = z + scale.gain * bias.reshape(-1, *[1] * (z.dim() - 2))
+    return z.to(weight.dtype), y, t
 
 
-def times(y: Tensor, t: Tensor) -> Tensor:
-    """y (N, channels, *size) times t (N, groups, *size)."""
-    if t.shape[1] in (1, y.shape[1]):
-        return y * t
-    return (y.unflatten(1, (t.shape[1], -1)) * t.unsqueeze(2)).flatten(1, 2)
+def _product_dtype(weight: Tensor) -> torch.dtype:
+    # In float16 W·patch overflows (300 × 512 ones) although z is 22.6, and t·g flushes to zero. A power of two per image would save one
+    # patch at the price of another, darker one of the same image: the products are taken in float32, whose range holds all of them.
+    return torch.float32 if weight.dtype == torch.float16 else weight.dtype
+
+
+class _ScaledConv(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Scale
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return _pieces(x, weight, bias, geometry, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, bias, ctx.geometry, ctx.scale = inputs
+        z, y, t = output
+        ctx.mark_non_differentiable(y, t)
+        ctx.set_materialize_grads(False)
+        # Only the radial part of ∂x reads y, and where y is wider than z it is made again.
+        keeps_y = ctx.needs_input_grad[0] and y.dtype == z.dtype
+        ctx.save_for_backward(x, weight, bias, y if keeps_y else None, t)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, x, weight, bias, y, t = upstream[0], *ctx.saved_tensors
+        if g is None:
+            return None, None, None, None, None
+        with without_autocast(x.device.type):
+            if torch.is_grad_enabled() or (y is None and ctx.needs_input_grad[0]):  # a second derivative goes through y and s too
+                _, y, t = _pieces(x, weight, bias, ctx.geometry, ctx.scale)
+            gradients = _gradients(g, x, weight, bias, y, t, ctx.geometry, ctx.scale, ctx.needs_input_grad)
+        return *gradients, None, None
+
+
+def _gradients(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor | None,
+    t: Tensor,
+    geometry: Geometry,
+    scale: Scale,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    dtype = _product_dtype(weight)
+    scaled = scale_channels(g, t).to(dtype)
+    products = (needed[0], needed[1], needed[2] and scale.scales_bias)
+    x_grad, weight_grad, bias_grad = geometry.convolve_backward(scaled, x.to(dtype), weight.to(dtype), products)
+    if needed[2] and not scale.scales_bias:
+        bias_grad = scale.gain * g.sum([0, *range(2, g.dim())])
+    if x_grad is not None and y is not None:
+        def pull(scaled: Tensor, y: Tensor, t: Tensor) -> Tensor:
+            s = t if scale.gain == 1.0 else t / scale.gain
+            return geometry.patch_spread(s * (s * channel_dot(scaled, y, geometry.groups)), x.shape[2:])
+
+        x_grad = subtract_scaled(x_grad, x, by_parts(pull, geometry.groups, scaled, y, t)).to(x.dtype)
+    weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
+    bias_grad = None if bias_grad is None else bias_grad.to(weight.dtype)
+    return x_grad, weight_grad, bias_grad

@@ -1,0 +1,82 @@
+# Sums over the channels of each group, and factors per position and group: where a map (N, groups, *size) meets an image.
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from affine_divergence.functional._rows import differentiable, wide_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PART = 2**17  # elements: what a part writes it reads back from the cache
+
+
+def channel_sqnorm(x: Tensor, groups: int) -> Tensor:
+    """(N, channels, *size) → (N, groups, *size): Σ x² over the channels of each group, float32 or wider."""
+    grouped = by_group(x, groups)
+    if grouped.shape[2] >= 8 and grouped.stride(2) == 1 and not differentiable():
+        # One pass without a temporary: 1.2 ms against 3.6 in parts at 32 × 64 × 56 × 56 channels_last.
+        norm: Tensor = torch.linalg.vector_norm(grouped, dim=2, dtype=wide_dtype(x.dtype))
+        return norm.square()
+    return channel_dot(x, x, groups)
+
+
+def channel_dot(a: Tensor, b: Tensor, groups: int) -> Tensor:
+    """(N, channels, *size) twice → (N, groups, *size): Σ a·b over the channels of each group, float32 or wider."""
+    if groups == a.shape[1]:
+        dtype = wide_dtype(a.dtype)
+        return a.to(dtype) * b.to(dtype)
+    a, b = by_group(a, groups), by_group(b, groups)
+    if a.numel() <= _PART or differentiable():
+        return _dot(a, b)
+    lines = max(1, _PART * a.shape[3] // a.numel())
+    return torch.cat([_dot(*part) for part in zip(a.split(lines, 3), b.split(lines, 3), strict=True)], 2)
+
+
+def by_parts(function: Callable[..., Tensor], groups: int, *images: Tensor) -> Tensor:
+    """The function of some images (N, channels, *size) after another: what it writes on the way stays in the cache.
+
+    At 32 × 64 × 56 × 56 the products a·b of all images take 10 ms to write and add up, those of one after the other 3.3. It does not
+    pay where the results are about as large as the images.
+    """
+    channels = images[0].shape[1]
+    if images[0].numel() <= _PART or 4 * groups > channels or differentiable():
+        return function(*images)
+    number = max(1, _PART // images[0][:1].numel())
+    return torch.cat([function(*part) for part in zip(*(i.split(number) for i in images), strict=True)])
+
+
+def scale_channels(y: Tensor, t: Tensor) -> Tensor:
+    """y (N, channels, *size) times t (N, groups, *size)."""
+    groups = t.shape[1]
+    if groups in (1, y.shape[1]):
+        return y * t
+    return (by_group(y, groups) * t.unsqueeze(2)).flatten(1, 2)
+
+
+def subtract_scaled(y: Tensor, x: Tensor, m: Tensor) -> Tensor:
+    """y − x·m, in place where no dtype has to change; y and x (N, channels, *size), m (N, groups, *size)."""
+    groups = m.shape[1]
+    if groups not in (1, y.shape[1]):
+        return subtract_scaled(by_group(y, groups), by_group(x, groups), m.unsqueeze(2)).flatten(1, 2)
+    if y.dtype == x.dtype == m.dtype:
+        return y.addcmul_(x, m, value=-1)
+    return torch.addcmul(y, x, m, value=-1)
+
+
+def by_group(x: Tensor, groups: int) -> Tensor:
+    return x.unflatten(1, (groups, x.shape[1] // groups))
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    dtype = wide_dtype(a.dtype)
+    a, b = a.to(dtype), b.to(dtype)
+    if 0 < a.shape[2] <= 4:  # a sum over the innermost of three takes ten times as long as over all
+        total = a[:, :, 0] * b[:, :, 0]
+        for channel in range(1, a.shape[2]):
+            total = torch.addcmul(total, a[:, :, channel], b[:, :, channel])
+        return total
+    return (a * b).sum(2)
