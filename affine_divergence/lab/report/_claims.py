@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from affine_divergence.lab.claims import Comparison, Judged, Member, Unit
+from affine_divergence.lab.claims import Comparison, Judged, Member, Part, Unit
 from affine_divergence.lab.report._tables import diverged, flags_of, p_value, percent
 from affine_divergence.lab.statistics import Interval
 
 CLAIM_HEADERS = ("claim", "statement", "verdict", "effect, points", "n", "p", "p, Holm", "why")
 COMPARISON_HEADERS = ("against", "difference, points [95 %]", "n", "p", "p, opposite", "opposite, Holm", "p, two-sided", "p, sign flips")
+PARITY_HEADERS = ("against", "difference, points [95 %]", "n", "p, within", "p, beyond", "beyond, Holm", "p, two-sided", "p, sign flips")
+SHOWN_HEADERS = ("setting", "against", "difference, points [95 %]", "n", "p, two-sided", "p, sign flips")
 CELL_HEADERS = ("setting", "method", "learning rate", "n", "test accuracy, %", "95 % interval", "diverged")
 SLOPE_HEADERS = ("method", "points per doubling of the batch", "95 % interval", "n")
 UNITS = {"trend-of-lead": {"width": " per doubling", "depth": " per layer"}}
@@ -66,9 +68,9 @@ def why(judged: Judged) -> str:
     unit, comparison = telling(judged)
     if unit is None or comparison is None:
         return tally
-    at = f"{unit.part.method} against {comparison.against} at {unit.line.name}"
+    at = f"{unit.part.method} against {comparison.against}{', ' if unit.line.pooled else ' at '}{unit.line.name}"
     if judged.verdict == "contradicted":
-        return f"The opposite is found: {at}. {tally}"
+        return f"{'Beyond the margin' if unit.part.estimand == 'parity' else 'The opposite is found'}: {at}. {tally}"
     if judged.verdict == "undecided":
         return f"Weakest: {at}{_seeds(unit)}. {tally}"
     return f"Weakest: {at}. {tally}"
@@ -84,7 +86,8 @@ def unit_line(unit: Unit, *, slopes: bool = True) -> UnitLine:
         reason = "; ".join(f"{obstacle.kind}: {obstacle.detail}" for obstacle in unit.obstacles)
     elif unit.verdict == "contradicted":
         least = min(one.adjusted_opposite_p for one in unit.comparisons if one.adjusted_opposite_p is not None)
-        reason = f"smallest p of the opposite, Holm {p_value(least)}"
+        opposite = "beyond the margin" if unit.part.estimand == "parity" else "of the opposite"
+        reason = f"smallest p {opposite}, Holm {p_value(least)}"
     else:
         reason += _seeds(unit)
     return UnitLine(
@@ -96,9 +99,23 @@ def unit_line(unit: Unit, *, slopes: bool = True) -> UnitLine:
     )
 
 
-def title_of(unit: Unit) -> str:
-    """What is compared in a unit's part."""
-    part = unit.part
+def shown_lines(units: Sequence[Unit]) -> list[tuple[str, ...]]:
+    """Units that claim nothing, all in one table under SHOWN_HEADERS."""
+    lines = []
+    for unit in units:
+        why_not = "; ".join(obstacle.kind for obstacle in unit.obstacles)
+        name = f"{unit.line.name} ({why_not})" if why_not else unit.line.name
+        lines += [(name, *cells[:3], *cells[6:]) for one in unit.comparisons if (cells := _comparison_cells(unit, one))]
+    return lines
+
+
+def headers_of(part: Part) -> tuple[str, ...]:
+    """Those of its units' comparisons."""
+    return PARITY_HEADERS if part.estimand == "parity" else COMPARISON_HEADERS
+
+
+def title_of(part: Part) -> str:
+    """What a part compares."""
     what = {
         "lead": f"test accuracy of {part.method} − that of each other method",
         "above-chance": f"test accuracy of {part.method} − chance ({part.chance or 0.0:g} %) − {part.margin:g} points",

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from affine_divergence.lab.report._style import COLOURS, MARKERS, STYLE, svg
+from affine_divergence.lab.report._style import COLOURS, STYLE, line_look, look, svg
 from affine_divergence.lab.statistics import mean_interval
 from affine_divergence.lab.summary import Setting
 
@@ -47,11 +47,11 @@ def learning_rate_figure(setting: Setting) -> str:
                     by_rate[record.trial.learning_rate].append(100 * record.outcome.validation_accuracy)
             rates = sorted(by_rate)
             means = [sum(by_rate[rate]) / len(by_rate[rate]) for rate in rates]
-            colour, marker = COLOURS[row.cell.method], MARKERS[row.cell.method]
-            axes.plot(rates, means, color=colour, marker=marker, markersize=5, linewidth=1.5, label=row.cell.method)
+            axes.plot(rates, means, **look(row.cell.method), markersize=5, linewidth=1.5, label=row.cell.method)
             chosen = row.choice.learning_rate
             if chosen in by_rate:
-                axes.plot([chosen], [means[rates.index(chosen)]], "o", color=colour, markersize=12, fillstyle="none")
+                place = means[rates.index(chosen)]
+                axes.plot([chosen], [place], "o", color=COLOURS[row.cell.method], markersize=12, fillstyle="none")
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
@@ -98,6 +98,6 @@ def figures(setting: Setting, *, in_overview: bool) -> dict[str, str]:
 def _curve(axes: Axes, method: str, curves: Sequence[Sequence[float]], scale: float) -> None:
     points = [mean_interval([scale * value for value in column]) for column in zip(*curves, strict=True)]
     epochs = range(1, len(points) + 1)
-    axes.plot(epochs, [p.mean for p in points], color=COLOURS[method], linewidth=1.5, label=method)
+    axes.plot(epochs, [p.mean for p in points], **line_look(method), linewidth=1.5, label=method)
     if curves and len(curves) > 1:
         axes.fill_between(epochs, [p.low for p in points], [p.high for p in points], color=COLOURS[method], alpha=0.15, linewidth=0)

@@ -2,29 +2,32 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from affine_divergence.lab.claims import Judged, claims_digest, judge, parse_claims
+from affine_divergence.lab.claims import Judged, Line, Unit, claims_digest, judge, parse_claims
 from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.frame import to_frame
 from affine_divergence.lab.grid import parse_grid
 from affine_divergence.lab.report._claims import (
     CELL_HEADERS,
     CLAIM_HEADERS,
-    COMPARISON_HEADERS,
+    SHOWN_HEADERS,
     SLOPE_HEADERS,
     cell_lines,
     claim_line,
     flag_lines,
+    headers_of,
+    shown_lines,
     title_of,
     unit_line,
 )
 from affine_divergence.lab.report._figures import figures
 from affine_divergence.lab.report._forest import claim_figure
-from affine_divergence.lab.report._overview import overview, sweeps
+from affine_divergence.lab.report._overview import overview
 from affine_divergence.lab.report._run import how_it_was_run
+from affine_divergence.lab.report._sweeps import heading, sweeps
 from affine_divergence.lab.report._tables import HEADERS, headline, lines, matrix
 from affine_divergence.lab.store import Record
 from affine_divergence.lab.summary import Setting, Summary, summarise
@@ -57,6 +60,7 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
     judged = judge(claims, summary) if claims else ()
     drawn: dict[str, str] = {}
     found = sweeps(summary.settings)
+    kinds = {setting.cell.pattern is not None for setting in summary.settings}
     in_overview = [setting for sweep in found for setting in sweep.settings]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("affine_divergence.lab", "report"),
@@ -72,13 +76,18 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
         claims_text=claims_text if judged else None,
         claims_digest=claims_digest(claims_text) if claims_text is not None and judged else None,
         level=claims.level if claims else None,
+        parity=any(part.estimand == "parity" for one in judged for part in one.claim.part),
+        networks=_networks(kinds),
+        fully_connected=False in kinds,
+        convolutional=True in kinds,
         headers={
             "claims": CLAIM_HEADERS,
-            "comparisons": COMPARISON_HEADERS,
+            "shown": SHOWN_HEADERS,
             "cells": CELL_HEADERS,
             "slopes": SLOPE_HEADERS,
             "setting": HEADERS,
         },
+        overview_heading=heading(found),
         overview=[_picture(name, svg, caption, drawn) for name, (caption, svg) in overview(found).items()],
         matrix=matrix(summary.settings),
         few=len(summary.settings) <= FEW,
@@ -107,15 +116,27 @@ def _claim(judged: Judged, drawn: dict[str, str]) -> Mapping[str, Any]:
     name, caption = f"claim-{judged.claim.id}", f"{judged.claim.id}: every comparison with its 95 % interval"
     return {
         "line": claim_line(judged),
-        "parts": [
-            {"title": title_of(units[0]), "units": [unit_line(unit, slopes=firsts[unit.line] is unit) for unit in units]}
-            for part in judged.claim.part
-            if (units := [unit for unit in judged.units if unit.part is part])
-        ],
+        "parts": [_part([unit for unit in judged.units if unit.part is part], firsts) for part in judged.claim.part],
         "cells": cell_lines(judged),
         "flags": flag_lines(judged),
         "picture": _picture(name, figure, caption, drawn) if figure else None,
     }
+
+
+def _part(units: Sequence[Unit], firsts: Mapping[Line, Unit]) -> Mapping[str, Any]:
+    part = units[0].part
+    return {
+        "title": title_of(part),
+        "headers": headers_of(part),
+        "shown": shown_lines(units) if part.claims_nothing else [],  # a table for all units, that claim nothing
+        "units": [] if part.claims_nothing else [unit_line(unit, slopes=firsts[unit.line] is unit) for unit in units],
+    }
+
+
+def _networks(kinds: Set[bool]) -> str:
+    if len(kinds) > 1:
+        return "Fully-connected and convolutional networks"
+    return "Convolutional networks" if True in kinds else "Fully-connected networks"
 
 
 def _setting(setting: Setting, in_overview: bool, drawn: dict[str, str]) -> Mapping[str, Any]:

@@ -15,11 +15,27 @@ COLOURS = {  # Okabe and Ito's palette: told apart with any colour vision
     "none": "#000000",
     "batch-norm": "#009E73",
     "layer-norm": "#CC79A7",
+    "layer-norm-sample": "#CC79A7",
+    "layer-norm-position": "#CC79A7",
     "rms-norm": "#E69F00",
+    "rms-norm-sample": "#E69F00",
+    "rms-norm-position": "#E69F00",
     "norm-like": "#D55E00",
     "affine-like": "#0072B2",
 }
-MARKERS = {"none": "o", "batch-norm": "s", "layer-norm": "^", "rms-norm": "v", "norm-like": "D", "affine-like": "*"}
+MARKERS = {
+    "none": "o",
+    "batch-norm": "s",
+    "layer-norm": "^",
+    "layer-norm-sample": "^",
+    "layer-norm-position": "<",
+    "rms-norm": "v",
+    "rms-norm-sample": "v",
+    "rms-norm-position": ">",
+    "norm-like": "D",
+    "affine-like": "*",
+}
+BROKEN = ("layer-norm-position", "rms-norm-position")  # lines, with hollow markers: beside the like per sample, of one colour
 STYLE: Any = {
     "font.size": 10,
     "font.family": "sans-serif",
@@ -65,9 +81,27 @@ def compact(text: str) -> str:
     return text
 
 
+def line_look(method: str) -> dict[str, Any]:
+    """How a method's lines are drawn."""
+    return {"color": COLOURS[method], "linestyle": (0, (4, 2)) if method in BROKEN else "-"}
+
+
+def look(method: str) -> dict[str, Any]:
+    """How a method's lines and points are drawn."""
+    return line_look(method) | {"marker": MARKERS[method], "markerfacecolor": "white" if method in BROKEN else COLOURS[method]}
+
+
+def legend_columns(count: int) -> int:
+    """How many methods stand beside each other in a legend under a figure."""
+    return count if count <= 6 else -(-count // 2)
+
+
 def draw_interval(axes: Axes, x: float, interval: Interval, method: str) -> None:
     """A point with its interval, where it has one."""
     colour = COLOURS[method]
     if interval.n > 1:
         axes.plot([x, x], [interval.low, interval.high], color=colour, linewidth=1.3)
-    axes.plot([x], [interval.mean], MARKERS[method], color=colour, markersize=8 if method == "affine-like" else 5, markeredgewidth=0)
+    point: dict[str, Any] = {"color": colour, "markersize": 8 if method == "affine-like" else 5, "markeredgewidth": 0}
+    if method in BROKEN:
+        point |= {"markerfacecolor": "white", "markeredgewidth": 1}
+    axes.plot([x], [interval.mean], MARKERS[method], **point)

@@ -8,8 +8,8 @@ from pathlib import Path
 from makers import TINY, grid, record
 
 from affine_divergence.lab.report import matrix, write_report
-from affine_divergence.lab.report._overview import sweeps
 from affine_divergence.lab.report._style import compact
+from affine_divergence.lab.report._sweeps import sweeps
 from affine_divergence.lab.stages import scores
 from affine_divergence.lab.store import Record
 from affine_divergence.lab.summary import summarise
