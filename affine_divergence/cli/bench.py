@@ -12,7 +12,7 @@ def bench(
     what: Literal["layers", "training"],
     /,
     *,
-    repeats: Annotated[int, Parameter(help="Interleaved rounds; the medians are shown.")] = 15,
+    repeats: Annotated[int, Parameter(help="Interleaved rounds; the medians are shown.")] = 9,
 ) -> None:
     """Measure side by side in one process, interleaved, with one thread, and print medians and ratios.
 

@@ -72,8 +72,8 @@ def _only(monkeypatch: pytest.MonkeyPatch, shape: _conv_layers.Shape) -> None:
 def test_the_rows_of_a_convolution_are_in_ratio_to_torchs_eager_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     _only(monkeypatch, _conv_layers.Shape(16, 8, 16, 32, 3, padding=1))
     table = [*layers(3)]
-    prefix = f"{'(16, 8→32, 16×16) k3 p1':<31}{'channels_last':<15}"
-    rows = {line[46:68].strip(): line[68:].split() for line in table if line.startswith(prefix)}
+    prefix = f"{'(16, 8→32, 16×16) k3 p1':<33}{'channels_last':<15}"
+    rows = {line[48:70].strip(): line[70:].split() for line in table if line.startswith(prefix)}
     forms = ["affine-like", "norm-like"]
     assert [*rows] == ["Conv2d", "Conv2d+BatchNorm2d", *forms, *[f"{form} compiled" for form in forms]]
     ms = {name: float(row[0]) for name, row in rows.items()}

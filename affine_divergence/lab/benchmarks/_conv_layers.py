@@ -53,12 +53,12 @@ def conv_layers(repeats: int) -> Iterator[str]:
     yield "in bytes, in sizes of the output, and in maps of one float32 for each image, group and position of the output."
     yield ""
     yield (
-        f"{'shape':<31}{'format':<15}{'layer':<22}{'ms':>8}{f'/ {PLAIN}':>10}{f'/ {NORMED}':>21}"
+        f"{'shape':<33}{'format':<15}{'layer':<22}{'ms':>8}{f'/ {PLAIN}':>10}{f'/ {NORMED}':>21}"
         f"{'saved, bytes':>14}{'/ output':>10}{'/ map':>8}"
     )
     for shape in SHAPES:
         for name, memory_format in FORMATS.items():
-            yield from (f"{shape!s:<31}{name:<15}{row}" for row in _rows(shape, memory_format, repeats))
+            yield from (f"{shape!s:<33}{name:<15}{row}" for row in _rows(shape, memory_format, repeats))
 
 
 def _rows(shape: Shape, memory_format: torch.memory_format, repeats: int) -> Iterator[str]:
