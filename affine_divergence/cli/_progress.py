@@ -49,6 +49,7 @@ def _lines() -> Progress:
     start = time.monotonic()
 
     def show(stage: str, finished: int, total: int) -> None:
-        tell(f"{stage}: {finished} of {total} trials, {time.monotonic() - start:.0f} s")
+        what = "shapes" if stage == "timing" else "trials"
+        tell(f"{stage}: {finished} of {total} {what}, {time.monotonic() - start:.0f} s")
 
     return show

@@ -19,7 +19,7 @@ from affine_divergence.lab.trial import Trial
 from affine_divergence.lab.worker import Setup
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage, the number of its trials finished, and of all its trials."""
+"""Called with the stage, the number of its trials finished, and of all its trials; of the shapes of nets where these are timed."""
 
 
 def run(
