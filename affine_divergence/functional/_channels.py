@@ -1,7 +1,7 @@
 # Sums over the channels of each group, and factors per position and group: where a map (N, groups, *size) meets an image.
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,19 +36,6 @@ def channel_dot(a: Tensor, b: Tensor, groups: int) -> Tensor:
     return torch.cat([_dot(*part) for part in zip(a.split(lines, 3), b.split(lines, 3), strict=True)], 2)
 
 
-def by_parts(function: Callable[..., Tensor], groups: int, *images: Tensor) -> Tensor:
-    """The function of some images (N, channels, *size) after another: what it writes on the way stays in the cache.
-
-    At 32 × 64 × 56 × 56 the products a·b of all images take 10 ms to write and add up, those of one after the other 3.3. It does not
-    pay where the results are about as large as the images.
-    """
-    channels = images[0].shape[1]
-    if images[0].numel() <= _PART or 4 * groups > channels or differentiable():
-        return function(*images)
-    number = max(1, _PART // images[0][:1].numel())
-    return torch.cat([function(*part) for part in zip(*(i.split(number) for i in images), strict=True)])
-
-
 def scale_channels(y: Tensor, t: Tensor) -> Tensor:
     """y (N, channels, *size) times t (N, groups, *size)."""
     groups = t.shape[1]
@@ -57,14 +44,20 @@ def scale_channels(y: Tensor, t: Tensor) -> Tensor:
     return (by_group(y, groups) * t.unsqueeze(2)).flatten(1, 2)
 
 
-def subtract_scaled(y: Tensor, x: Tensor, m: Tensor) -> Tensor:
-    """y − x·m, in place where no dtype has to change; y and x (N, channels, *size), m (N, groups, *size)."""
-    groups = m.shape[1]
-    if groups not in (1, y.shape[1]):
-        return subtract_scaled(by_group(y, groups), by_group(x, groups), m.unsqueeze(2)).flatten(1, 2)
-    if y.dtype == x.dtype == m.dtype:
-        return y.addcmul_(x, m, value=-1)
-    return torch.addcmul(y, x, m, value=-1)
+def subtract_scaled_(y: Tensor, x: Tensor, m: Tensor) -> None:
+    """y −= x·m; y and x (N, channels, *size), m (N, groups, *size)."""
+    if m.shape[1] not in (1, y.shape[1]):
+        y, x, m = by_group(y, m.shape[1]), by_group(x, m.shape[1]), m.unsqueeze(2)
+    y.addcmul_(x, m, value=-1)
+
+
+def parts(*images: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same few images (N, channels, *size) of each, so that what is made of them on the way stays in the cache.
+
+    At 32 × 64 × 56 × 56 the products a·b of all images take 10 ms to write and add up, those of one after the other 3.3.
+    """
+    number = max(1, _PART // max(1, images[0][:1].numel()))
+    yield from zip(*(i.split(number) for i in images), strict=True)
 
 
 def by_group(x: Tensor, groups: int) -> Tensor:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from affine_divergence.functional._autocast import autocast_enabled, common_dtype, without_autocast
-from affine_divergence.functional._channels import by_parts, channel_dot, channel_sqnorm, scale_channels, subtract_scaled
+from affine_divergence.functional._channels import channel_dot, channel_sqnorm, parts, scale_channels, subtract_scaled_
 from affine_divergence.functional._geometry import Geometry
-from affine_divergence.functional._rows import forward_mode
+from affine_divergence.functional._rows import differentiable, forward_mode, wide_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,11 +46,23 @@ def _pieces(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, 
     dtype = _product_dtype(weight)
     bias = None if bias is None else bias.to(dtype)
     y = geometry.convolve(x.to(dtype), weight.to(dtype), bias if scale.scales_bias else None)
-    t = by_parts(lambda part: scale(geometry.patch_sums(channel_sqnorm(part, geometry.groups)))[1], geometry.groups, x)
+    t = _patch_scale(x, y, geometry, scale)
     z = scale_channels(y, t)
     if bias is not None and not scale.scales_bias:
         z = z + scale.gain * bias.reshape(-1, *[1] * (z.dim() - 2))
     return z.to(weight.dtype), y, t
+
+
+def _patch_scale(x: Tensor, y: Tensor, geometry: Geometry, scale: Scale) -> Tensor:
+    def of(images: Tensor) -> Tensor:
+        return scale(geometry.patch_sums(channel_sqnorm(images, geometry.groups)))[1]
+
+    if differentiable():
+        return of(x)
+    t = torch.empty_like(y[:, : geometry.groups], dtype=wide_dtype(x.dtype))  # in the memory format of y
+    for images, out in parts(x, t):
+        out.copy_(of(images))
+    return t
 
 
 def _product_dtype(weight: Tensor) -> torch.dtype:
@@ -108,11 +120,17 @@ def _gradients(
     if needed[2] and not scale.scales_bias:
         bias_grad = scale.gain * g.sum([0, *range(2, g.dim())])
     if x_grad is not None and y is not None:
-        def pull(scaled: Tensor, y: Tensor, t: Tensor) -> Tensor:
-            s = t if scale.gain == 1.0 else t / scale.gain
-            return geometry.patch_spread(s * (s * channel_dot(scaled, y, geometry.groups)), x.shape[2:])
-
-        x_grad = subtract_scaled(x_grad, x, by_parts(pull, geometry.groups, scaled, y, t)).to(x.dtype)
+        x_grad = x_grad.to(torch.promote_types(x_grad.dtype, x.dtype))
+        _subtract_radial_(x_grad, x, scaled, y, t, geometry, scale)
+        x_grad = x_grad.to(x.dtype)
     weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
     bias_grad = None if bias_grad is None else bias_grad.to(weight.dtype)
     return x_grad, weight_grad, bias_grad
+
+
+def _subtract_radial_(x_grad: Tensor, x: Tensor, scaled: Tensor, y: Tensor, t: Tensor, geometry: Geometry, scale: Scale) -> None:
+    images = [(x_grad, x, scaled, y, t)] if differentiable() else parts(x_grad, x, scaled, y, t)
+    for x_grad, x, scaled, y, t in images:
+        s = t if scale.gain == 1.0 else t / scale.gain
+        along = s * (s * channel_dot(scaled, y, geometry.groups))
+        subtract_scaled_(x_grad, x, geometry.patch_spread(along, x.shape[2:]))
