@@ -37,6 +37,7 @@ def test_differences_without_spread_are_as_certain_as_their_sign_flips() -> None
     assert margin_p([0.7] * 5, 0.5) == (1.0, 1 / 16)
     assert margin_p([-0.5] * 5, 0.5) == (1.0, 1.0)  # on the margin
     assert margin_p([0.1 + 0.4, 0.5], 0.5) == (1.0, 1.0)
+    assert margin_p([0.1] * 3, 0.1) == (1.0, 1.0)  # whose mean is 0.10000000000000002
 
 
 @pytest.mark.parametrize(("values", "margin"), [([1.0], 0.5), ([1.0, 2.0], 0.0), ([1.0, 2.0], -1.0)])
