@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 _LARGEST = sys.float_info.max
+_SIZES = {1: "L", 2: "H, W", 3: "D, H, W"}
 
 
 def check_floating(name: str, tensor: Any) -> None:
@@ -37,6 +38,45 @@ def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         check_floating("bias", bias)
         if bias.shape != weight.shape[:1]:
             raise ValueError(f"bias must have the shape (d_out,) = ({weight.shape[0]},), got {tuple(bias.shape)}")
+
+
+def check_conv(x: Tensor, weight: Tensor, bias: Tensor | None, dims: int, groups: int, *, transposed: bool = False) -> None:
+    """The shapes of a convolution over dims axes: x with or without N, the channels of weight by group, bias (C_out) or None."""
+    check_floating("x", x)
+    check_floating("weight", weight)
+    check_groups(groups)
+    size, kernel = _SIZES[dims], ", ".join(f"K_{axis.lower()}" for axis in _SIZES[dims].split(", "))
+    channels = "C_in, C_out/groups" if transposed else "C_out, C_in/groups"
+    if weight.dim() != dims + 2 or 0 in weight.shape[2:]:
+        raise ValueError(f"weight must have the shape ({channels}, {kernel}) with a kernel of 1 or more, got {tuple(weight.shape)}")
+    if x.dim() not in (dims + 1, dims + 2):
+        raise ValueError(f"x must have the shape (N, C_in, {size}) or (C_in, {size}), got {tuple(x.shape)}")
+    if weight.shape[0] % groups:
+        first = channels.split(", ")[0]
+        raise ValueError(f"{first} = {weight.shape[0]}, the first size of weight, must be divisible by groups = {groups}")
+    in_channels, out_channels = weight.shape[0], weight.shape[1] * groups
+    if not transposed:
+        in_channels, out_channels = out_channels, in_channels
+    if x.shape[-dims - 1] != in_channels:
+        raise ValueError(
+            f"x must have {in_channels} channels to go with a weight of shape ({channels}, {kernel}) = {tuple(weight.shape)} and "
+            f"groups = {groups}, got {x.shape[-dims - 1]} in {tuple(x.shape)}"
+        )
+    if bias is not None:
+        check_floating("bias", bias)
+        if bias.shape != (out_channels,):
+            raise ValueError(f"bias must have the shape (C_out,) = ({out_channels},), got {tuple(bias.shape)}")
+
+
+def check_groups(groups: int) -> None:
+    if not is_whole(groups):
+        raise TypeError(f"groups must be a whole number, got {type(groups).__name__}")
+    if groups < 1:
+        raise ValueError(f"groups must be 1 or more, got {groups}")
+
+
+def is_whole(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, (bool, torch.Tensor))
 
 
 def check_gain(gain: float) -> float:

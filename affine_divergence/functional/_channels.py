@@ -37,7 +37,7 @@ def channel_dot(a: Tensor, b: Tensor, groups: int) -> Tensor:
 
 
 def scale_channels(y: Tensor, t: Tensor) -> Tensor:
-    """y (N, channels, *size) times t (N, groups, *size)."""
+    """The product of y (N, channels, *size) and t (N, groups, *size)."""
     groups = t.shape[1]
     if groups in (1, y.shape[1]):
         return y * t
@@ -45,7 +45,7 @@ def scale_channels(y: Tensor, t: Tensor) -> Tensor:
 
 
 def subtract_scaled_(y: Tensor, x: Tensor, m: Tensor) -> None:
-    """y −= x·m; y and x (N, channels, *size), m (N, groups, *size)."""
+    """Take x·m from y in place; y and x (N, channels, *size), m (N, groups, *size)."""
     if m.shape[1] not in (1, y.shape[1]):
         y, x, m = by_group(y, m.shape[1]), by_group(x, m.shape[1]), m.unsqueeze(2)
     y.addcmul_(x, m, value=-1)
@@ -61,7 +61,9 @@ def parts(*images: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def by_group(x: Tensor, groups: int) -> Tensor:
-    return x.unflatten(1, (groups, x.shape[1] // groups))
+    """(N, channels, *size) → (N, groups, channels of one, *size)."""
+    grouped: Tensor = x.unflatten(1, (groups, x.shape[1] // groups))
+    return grouped
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

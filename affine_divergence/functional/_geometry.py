@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from affine_divergence.functional._arguments import is_whole
 from affine_divergence.functional._rows import differentiable
 from affine_divergence.functional._windows import window_spread, window_sums
 
@@ -42,6 +43,17 @@ class Geometry:
             return [(n - 1) * s - 2 * p + d * (k - 1) + 1 + o for n, k, s, p, d, _, o in axes]
         return [(n + 2 * p + e - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, e, _ in axes]
 
+    def check_size(self, size: Sequence[int]) -> None:
+        """That an input of this size has an output."""
+        if torch.compiler.is_compiling() or all(n > 0 for n in self.output_size(size)):  # torch checks what it compiles
+            return
+        if self.transposed:
+            out = tuple(self.output_size(size))
+            raise ValueError(f"padding {self.padding} takes all of the output: size {tuple(size)} would become {out}; pad less")
+        padded = tuple(n + 2 * p + e for n, p, e in zip(size, self.padding, self.extra, strict=True))
+        spans = tuple(d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
+        raise ValueError(f"the kernel reaches over {spans}, more than the padded input of size {padded}; pad more or take a smaller kernel")
+
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The plain convolution."""
         return torch.convolution(
@@ -69,9 +81,10 @@ class Geometry:
     def patch_spread(self, map_: Tensor, size: Sequence[int]) -> Tensor:
         """(N, groups, *output size) → (N, groups, *size), the adjoint of `patch_sums`."""
         if _many_groups(map_):
-            rest = [n - m for n, m in zip(size, replace(self, transposed=True).output_size(map_.shape[2:]), strict=True)]
-            adjoint = replace(self, transposed=not self.transposed, output_padding=(0,) * len(rest) if self.transposed else tuple(rest))
-            return adjoint.convolve(map_, map_.new_ones(self.groups, 1, *self.kernel_size), None)
+            adjoint = replace(self, transposed=not self.transposed, output_padding=(0,) * len(self.stride))
+            rest = tuple(n - m for n, m in zip(size, adjoint.output_size(map_.shape[2:]), strict=True))
+            if adjoint.transposed or not any(rest):
+                return replace(adjoint, output_padding=rest).convolve(map_, map_.new_ones(self.groups, 1, *self.kernel_size), None)
         function = window_sums if self.transposed else window_spread
         return function(map_, self.kernel_size, self.stride, self.dilation, self.padding, size)
 
@@ -83,24 +96,49 @@ def _many_groups(map_: Tensor) -> bool:
 
 
 def conv_geometry(kernel_size: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:
+    """The geometry from the arguments of `F.conv2d` and its kin."""
     dims = len(kernel_size)
-    stride, dilation, extra = _each("stride", stride, dims), _each("dilation", dilation, dims), (0,) * dims
-    if padding == "valid":
-        padding = (0,) * dims
-    elif padding == "same":
-        total = [d * (k - 1) for k, d in zip(kernel_size, dilation, strict=True)]
-        padding, extra = tuple(t // 2 for t in total), tuple(t % 2 for t in total)
-    return Geometry(tuple(kernel_size), stride, _each("padding", padding, dims), dilation, groups, extra, (0,) * dims)
+    stride, dilation, extra = whole_numbers("stride", stride, dims, 1), whole_numbers("dilation", dilation, dims, 1), (0,) * dims
+    if isinstance(padding, str):
+        padding, extra = _named(padding, kernel_size, stride, dilation)
+    return Geometry(tuple(kernel_size), stride, whole_numbers("padding", padding, dims, 0), dilation, groups, extra, (0,) * dims)
 
 
 def conv_transpose_geometry(
     kernel_size: Sequence[int], stride: Any, padding: Any, output_padding: Any, groups: int, dilation: Any
 ) -> Geometry:
+    """The geometry from the arguments of `F.conv_transpose2d` and its kin."""
     dims = len(kernel_size)
-    stride, padding, dilation = _each("stride", stride, dims), _each("padding", padding, dims), _each("dilation", dilation, dims)
-    output_padding = _each("output_padding", output_padding, dims)
+    stride, dilation = whole_numbers("stride", stride, dims, 1), whole_numbers("dilation", dilation, dims, 1)
+    padding = whole_numbers("padding", padding, dims, 0)
+    output_padding = whole_numbers("output_padding", output_padding, dims, 0)
+    if any(o >= max(s, d) for o, s, d in zip(output_padding, stride, dilation, strict=True)):
+        raise ValueError(f"output_padding {output_padding} must be smaller than stride {stride} or dilation {dilation} on every axis")
     return Geometry(tuple(kernel_size), stride, padding, dilation, groups, (0,) * dims, output_padding, transposed=True)
 
 
-def _each(name: str, value: Any, dims: int) -> tuple[int, ...]:
-    return (value,) * dims if isinstance(value, int) else tuple(value)
+def _named(
+    padding: str, kernel_size: Sequence[int], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The padding on both sides, and the extra behind."""
+    if padding not in ("same", "valid"):
+        raise ValueError(f'padding must be whole numbers, "same" or "valid", got {padding!r}')
+    if padding == "valid":
+        return (0,) * len(kernel_size), (0,) * len(kernel_size)
+    if any(s != 1 for s in stride):
+        raise ValueError(f'padding "same" needs a stride of 1, got {stride}; with a stride there is no same size: give numbers')
+    total = [d * (k - 1) for k, d in zip(kernel_size, dilation, strict=True)]
+    return tuple(t // 2 for t in total), tuple(t % 2 for t in total)
+
+
+def whole_numbers(name: str, value: Any, dims: int, least: int) -> tuple[int, ...]:
+    """One number for each of dims axes, from one or from as many."""
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if not all(is_whole(v) for v in values):
+        raise TypeError(f"{name} must be a whole number or {dims} of them, got {value!r}")
+    values = values * dims if len(values) == 1 else values
+    if len(values) != dims:
+        raise ValueError(f"{name} must be one number or {dims}, one for each axis, got {value!r}")
+    if any(v < least for v in values):
+        raise ValueError(f"{name} must be {least} or more, got {value!r}")
+    return values

@@ -19,16 +19,16 @@ class Scale:
     scales_bias: bool
 
     def __call__(self, sqnorm: Tensor) -> tuple[Tensor, Tensor]:
-        """s and t = c·s of squared norms."""
+        """Of squared norms, their s and t = c·s."""
         s = inverse_root(sqnorm, self.offset)
         return s, s if self.gain == 1.0 else self.gain * s
 
 
 def affine_like(gain: float) -> Scale:
-    """z = c s (W x + b) with the 1 under the root."""
+    """That of z = c s (W x + b), with 1 under the root."""
     return Scale(gain, offset=1.0, scales_bias=True)
 
 
 def norm_like(gain: float, eps: float) -> Scale:
-    """z = c (s W x + b) with ε under the root."""
+    """That of z = c (s W x + b), with ε under the root."""
     return Scale(gain, offset=eps, scales_bias=False)

@@ -31,6 +31,7 @@ def scaled_conv(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
     if not autocast_enabled(device):  # under autocast the norm is taken before x is rounded: a float32 value of 1e5 would be inf in float16
         x = x.to(dtype)
     batched = x.dim() == weight.dim()
+    geometry.check_size(x.shape[2 if batched else 1 :])
     with without_autocast(device):
         x, geometry = geometry.padded(x if batched else x.unsqueeze(0))
         if torch.compiler.is_compiling() or forward_mode():
@@ -92,7 +93,8 @@ class _ScaledConv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        g, x, weight, bias, y, t = upstream[0], *ctx.saved_tensors
+        g = upstream[0]
+        x, weight, bias, y, t = ctx.saved_tensors
         if g is None:
             return None, None, None, None, None
         with without_autocast(x.device.type):

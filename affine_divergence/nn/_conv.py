@@ -1,78 +1,30 @@
 # PatchNorm convolutions: drop-in for torch.nn.Conv1d, Conv2d and Conv3d, not subclasses of them.
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
 import affine_divergence.functional as AF
-from affine_divergence.functional._arguments import check_eps, check_gain
+from affine_divergence.nn._patch_norm import PatchNorm
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from torch import Tensor
 
-FORMS = ("affine-like", "norm-like")
+    from affine_divergence.nn._patch_norm import Forms
 
 
-class PatchNormConvNd(torch.nn.Module):
-    _plain: ClassVar[type[torch.nn.Module]]
-    _affine_like: ClassVar[Callable[..., Tensor]]
-    _norm_like: ClassVar[Callable[..., Tensor]]
-
-    in_channels: int
-    out_channels: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: str | tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
-    padding_mode: str
-    weight: torch.nn.Parameter
-    bias: torch.nn.Parameter | None
-    _reversed_padding_repeated_twice: list[int]
-    form: str
-    gain: float
-    eps: float | None
-
-    def __init__(self, arguments: tuple[Any, ...], form: str, gain: float, eps: float | None) -> None:
-        super().__init__()
-        # Every attribute, check and random number is that of torch's own layer, which is made and taken apart.
-        self.__dict__.update(self._plain(*arguments).__dict__)
-        self.form, self.gain, self.eps = form, check_gain(gain), eps
-        check_eps(eps)
-
-    def reset_parameters(self) -> None:
-        """Draw weight and bias as the torch layer does, with the same random numbers."""
-        self._plain.reset_parameters(self)
-
-    def extra_repr(self) -> str:
-        """The options, as the torch layer shows its own."""
-        return f"{self._plain.extra_repr(self)}, form={self.form}, gain={self.gain:g}"
-
-    def _map(self, x: Tensor, *geometry: Any) -> Tensor:
-        if self.form == "affine-like":
-            return type(self)._affine_like(x, self.weight, self.bias, *geometry, gain=self.gain)
-        return type(self)._norm_like(x, self.weight, self.bias, *geometry, gain=self.gain, eps=self.eps)
-
-
-class PatchNormConv2d(PatchNormConvNd):
-    """2d convolution divided by the norm of each patch."""
-
-    _plain = torch.nn.Conv2d
-    _affine_like, _norm_like = staticmethod(AF.affine_like_conv2d), staticmethod(AF.norm_like_conv2d)
-
+class _PatchNormConv(PatchNorm):
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] | str = 0,
-        dilation: int | tuple[int, int] = 1,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: int | tuple[int, ...] | str = 0,
+        dilation: int | tuple[int, ...] = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
@@ -86,9 +38,92 @@ class PatchNormConv2d(PatchNormConvNd):
         plain = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype)
         super().__init__(plain, form, gain, eps)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """(N, C_in, H, W) → (N, C_out, H_out, W_out)."""
+    def forward(self, input: Float[Tensor, "*n c_in *size"]) -> Float[Tensor, "*n c_out *size_out"]:
+        """(N, C_in, *size) → (N, C_out, *size_out), or both without N."""
         x, padding = input, self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), "valid"
-        return self._map(x, self.stride, padding, self.dilation, self.groups)
+        return self._normalised(x, self.stride, padding, self.dilation, self.groups)
+
+
+class PatchNormConv1d(_PatchNormConv):
+    r"""Convolution over one axis, each patch divided by its norm: `PatchNormConv2d` in one dimension.
+
+    Constructor, initialisation and state_dict are those of `torch.nn.Conv1d`, then form, gain and eps by name.
+
+    Shape: (N, C_in, L) → (N, C_out, L_out), or both without N.
+
+    >>> layer = PatchNormConv1d(2, 4, 3, form="norm-like")
+    >>> layer
+    PatchNormConv1d(2, 4, kernel_size=(3,), stride=(1,), form=norm-like, gain=1, eps=None)
+    >>> tuple(layer(torch.ones(5, 2, 8)).shape)
+    (5, 4, 6)
+    """
+
+    _plain = torch.nn.Conv1d
+    _forms: ClassVar[Forms] = {"affine-like": AF.affine_like_conv1d, "norm-like": AF.norm_like_conv1d}
+
+
+class PatchNormConv2d(_PatchNormConv):
+    r"""Convolution divided by the norm of each patch, the paper's PatchNorm: z_p = gain · (W·patch_p + b)/√(‖patch_p‖² + 1).
+
+    Constructor, initialisation and state_dict are those of `torch.nn.Conv2d`; form, gain and eps are not in the
+    state_dict. The layer is not a subclass of `nn.Conv2d`, since tools that look for that type would treat it as a plain
+    affine map. Every group of channels has its own patch and a norm of its own; padding with other than zeros is done
+    first and counts. Without a bias the affine-like form keeps the 1 under the root. The formulas, their gradients and
+    errors: `affine_divergence.functional.affine_like_conv2d` and `norm_like_conv2d`.
+
+    Two other methods share the name PatchNorm: Killeen's patch-normalised convolution, and Dual PatchNorm, which is layer
+    normalisation around the patch embedding of a vision transformer.
+
+    Args:
+        in_channels: as in `nn.Conv2d`, and so all up to dtype.
+        out_channels: C_out.
+        kernel_size: one number, or two.
+        stride: one number, or two.
+        padding: numbers, "valid" or "same".
+        dilation: one number, or two.
+        groups: of channels.
+        bias: whether there is a b.
+        padding_mode: "zeros", "reflect", "replicate" or "circular".
+        device: of the parameters.
+        dtype: of the parameters.
+        form: "affine-like", the formula above, or "norm-like": z_p = gain · (W·patch_p/√(‖patch_p‖² + ε) + b).
+        gain: multiplies the whole map. With d = C_in/groups · K_h · K_w, at 1 outputs are about √d and steps about d times
+            smaller than those of nn.Conv2d on inputs of unit variance: raise the learning rate
+            (`affine_divergence.matching_lr`), or take gain √(d + 1).
+        eps: of the norm-like form, None being `torch.finfo(torch.float32).eps` whatever the dtype; the affine-like form
+            takes none.
+
+    Shape: (N, C_in, H, W) → (N, C_out, H_out, W_out), or both without N.
+
+    Raises:
+        ValueError: form is unknown, eps is given with the affine-like form, gain or eps is out of its range, or what
+            `nn.Conv2d` refuses.
+
+    Source: G. Bird, The Affine Divergence, arXiv 2512.22247.
+
+    >>> layer = PatchNormConv2d(3, 8, 3, padding=1, gain=2.0)
+    >>> layer
+    PatchNormConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), form=affine-like, gain=2)
+    >>> tuple(layer(torch.ones(5, 3, 6, 6)).shape)
+    (5, 8, 6, 6)
+    """
+
+    _plain = torch.nn.Conv2d
+    _forms: ClassVar[Forms] = {"affine-like": AF.affine_like_conv2d, "norm-like": AF.norm_like_conv2d}
+
+
+class PatchNormConv3d(_PatchNormConv):
+    r"""Convolution over three axes, each patch divided by its norm: `PatchNormConv2d` in three dimensions.
+
+    Constructor, initialisation and state_dict are those of `torch.nn.Conv3d`, then form, gain and eps by name.
+
+    Shape: (N, C_in, D, H, W) → (N, C_out, D_out, H_out, W_out), or both without N.
+
+    >>> tuple(PatchNormConv3d(2, 4, 3)(torch.ones(5, 2, 4, 5, 6)).shape)
+    (5, 4, 2, 3, 4)
+    """
+
+    _plain = torch.nn.Conv3d
+    _forms: ClassVar[Forms] = {"affine-like": AF.affine_like_conv3d, "norm-like": AF.norm_like_conv3d}
