@@ -1,35 +1,33 @@
 # The learning rate at which a corrected model steps as far as its uncorrected twin.
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
-from affine_divergence.functional._arguments import check_eps
-from affine_divergence.functional._rows import inverse_norm, row_sqnorm
-from affine_divergence.nn import AffineLikeLinear, NormLikeLinear
+from affine_divergence.diagnostics._self_terms import PLAIN, corrected_term, plain_term, sqnorms, uncorrected
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_Corrected = (AffineLikeLinear, NormLikeLinear)
 
 
 def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping[str, Any], lr: float) -> float:
     r"""The learning rate whose mean activation step in a corrected model is that of the uncorrected model at lr.
 
-    A gradient step multiplies the ideal update of an activation by G_ii: ‖x_i‖² + 1 in a plain linear layer with a bias,
-    gain² in an affine-like one, 2 gain² in a norm-like one. The result is lr · mean G_ii(plain)/mean G_ii(corrected),
-    means over the rows of every layer, then over the layers: for affine-like layers at gain 1, lr · mean(‖x_i‖² + 1).
+    A gradient step multiplies the ideal update of an activation by G_ii: ‖x_i‖² + 1 in a plain affine layer with a bias,
+    gain² in an affine-like one, 2 gain² in a norm-like one. In a convolution x_i is the patch of one image, group and
+    output position. The result is lr · mean G_ii(plain)/mean G_ii(corrected), means over the rows (for a convolution
+    the patches) of every layer, then over the layers: for affine-like layers at gain 1, lr · mean(‖x_i‖² + 1).
     The plain rows are measured on the same weights with the corrections left out. It is where to start a search for
-    the learning rate, not its end. The model's state, training flag and random numbers are left as they were.
+    the learning rate, not its end: patches of one image overlap, and what they do to each other is not in G_ii. The
+    model's state, training flag and random numbers are left as they were.
 
     Args:
-        model: a model with AffineLikeLinear or NormLikeLinear layers; only these count, without what is frozen in
-            them. Give what else it has its own parameter group at the old rate.
+        model: a model with AffineLikeLinear, NormLikeLinear, PatchNormConv or PatchNormConvTranspose layers; only these
+            count, without what is frozen in them. Give what else it has its own parameter group at the old rate.
         inputs: a batch as the model takes it: one tensor, a tuple or list of positional arguments, or a dict of keyword ones.
         lr: the learning rate of the uncorrected model, positive.
 
@@ -54,14 +52,23 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
         raise TypeError(f"lr must be a number, got {type(lr).__name__}")
     if not 0.0 < lr < float("inf"):
         raise ValueError(f"lr must be positive and finite, got {lr!r}")
-    layers = [layer for layer in model.modules() if isinstance(layer, _Corrected)]
+    layers = [layer for layer in model.modules() if isinstance(layer, tuple(PLAIN))]
     if not layers:
-        raise ValueError("the model has no AffineLikeLinear or NormLikeLinear to match; pass the corrected model, not the plain one")
+        raise ValueError(
+            "the model has no AffineLikeLinear, NormLikeLinear or PatchNormConv layer to match; pass the corrected model, not the plain one"
+        )
     corrected, plain = _Means(), _Means()
-    with _restored(model), torch.no_grad():
-        _run(model, inputs, layers, lambda layer, x, out: corrected.add(layer, _self_term(layer, x.double())))
-    with _restored(model), torch.no_grad():
-        _run(model, inputs, layers, lambda layer, x, out: _uncorrected(layer, x, out.dtype, plain))
+
+    def measure(layer: torch.nn.Module, output: Tensor, *call: Any) -> None:
+        corrected.add(layer, corrected_term(layer, sqnorms(layer, *call)))
+
+    def leave_out(layer: torch.nn.Module, output: Tensor, *call: Any) -> Tensor:
+        plain.add(layer, plain_term(layer, sqnorms(layer, *call)))
+        return uncorrected(layer, output.dtype, *call)
+
+    for at_call in (measure, leave_out):
+        with _restored(model), torch.no_grad():
+            _run(model, inputs, layers, at_call)
     uncalled = len(layers) - len(corrected)
     if len(corrected) == 0:
         raise ValueError(f"none of the model's {uncalled} corrected layers was called on these inputs, with rows in them")
@@ -92,30 +99,9 @@ class _Means:
         return sum(self._sums[key] / rows for key, rows in self._rows.items()) / len(self._rows)
 
 
-def _self_term(layer: AffineLikeLinear | NormLikeLinear, x: Tensor) -> Tensor:
-    # G_ii of the corrected layer: c² s² (‖x‖² + 1) with the bias under the scale, c² (s²‖x‖² + 1) with it outside.
-    offset = 1.0 if isinstance(layer, AffineLikeLinear) else check_eps(layer.eps)
-    scale = inverse_norm(x, offset).square()
-    weight, bias = _trained(layer)
-    own = weight * scale * row_sqnorm(x) + bias * (scale if isinstance(layer, AffineLikeLinear) else 1.0)
-    return layer.gain**2 * own
-
-
-def _trained(layer: AffineLikeLinear | NormLikeLinear) -> tuple[float, float]:
-    # 1 for what a step changes, 0 for what is frozen or not there: it has no part in G.
-    return float(layer.weight.requires_grad), float(layer.bias is not None and layer.bias.requires_grad)
-
-
-def _uncorrected(layer: AffineLikeLinear | NormLikeLinear, x: Tensor, dtype: torch.dtype, plain: _Means) -> Tensor:
-    # In the dtype of the corrected output: the layers that follow count on it.
-    weight, bias = _trained(layer)
-    plain.add(layer, weight * row_sqnorm(x.double()) + bias)
-    return F.linear(x.to(dtype), layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype))
-
-
-def _run(model: torch.nn.Module, inputs: Any, layers: list[Any], at_call: Callable[[Any, Tensor, Tensor], Tensor | None]) -> None:
+def _run(model: torch.nn.Module, inputs: Any, layers: list[torch.nn.Module], at_call: Callable[..., Tensor | None]) -> None:
     def hook(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-        return at_call(layer, args[0] if args else kwargs["input"], output)
+        return at_call(layer, output, *inspect.signature(layer.forward).bind(*args, **kwargs).args)
 
     # Before the model's own hooks: they then work on the plain output as they do on the corrected one.
     handles = [layer.register_forward_hook(hook, with_kwargs=True, prepend=True) for layer in layers]

@@ -298,8 +298,8 @@ def test_gradients_already_there_stay() -> None:
         (AffineLikeLinear(5, 4), -0.1, ValueError, r"lr must be positive and finite, got -0\.1"),
         (AffineLikeLinear(5, 4), float("inf"), ValueError, "lr must be positive and finite, got inf"),
         (AffineLikeLinear(5, 4), float("nan"), ValueError, "lr must be positive and finite, got nan"),
-        (nn.Linear(5, 4), LR, ValueError, "no AffineLikeLinear or NormLikeLinear to match; pass the corrected model, not the plain one"),
-        (nn.Sequential(L2Norm(), nn.Linear(5, 4)), LR, ValueError, "no AffineLikeLinear or NormLikeLinear to match"),
+        (nn.Linear(5, 4), LR, ValueError, "no AffineLikeLinear, NormLikeLinear or PatchNormConv layer to match; pass the corrected"),
+        (nn.Sequential(L2Norm(), nn.Linear(5, 4)), LR, ValueError, "no AffineLikeLinear, NormLikeLinear or PatchNormConv layer to match"),
     ],
 )
 def test_wrong_arguments_are_refused_with_the_way_out(model: Any, lr: Any, error: type[Exception], message: str) -> None:
