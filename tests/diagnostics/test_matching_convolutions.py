@@ -131,6 +131,14 @@ def test_a_real_step_at_the_matching_rate_moves_single_patches_as_far_on_average
     assert moved == pytest.approx(sum(_moved(plain, image.unsqueeze(0), LR) for image in x), rel=1e-9)
 
 
+def test_an_even_kernel_with_padding_same_is_matched_without_a_word_from_torch() -> None:
+    torch.set_warn_always(True)
+    try:
+        ad.matching_lr(PatchNormConv1d(2, 3, 4, padding="same"), torch.randn(2, 2, 6), LR)
+    finally:
+        torch.set_warn_always(False)
+
+
 def test_for_an_affine_like_convolution_it_is_the_rate_times_the_mean_of_the_patches_squared_norms_plus_one() -> None:
     layer, x = PatchNormConv2d(4, 6, 3, stride=2, padding=1, groups=2).double(), _images(3, 4, 6, 7)
     wanted = LR * (ad.functional.patch_sqnorm(x, 3, stride=2, padding=1, groups=2) + 1).mean().item()
