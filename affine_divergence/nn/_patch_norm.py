@@ -61,6 +61,6 @@ def _checked_form(form: str, forms: Forms, eps: float | None) -> str:
     if form not in forms:
         raise ValueError(f"form must be {' or '.join(map(repr, forms))}, got {form!r}")
     if form == "affine-like" and eps is not None:
-        raise ValueError(f'the affine-like form takes no eps, got {eps!r}: the 1 under its root keeps it finite; form="norm-like" takes one')
+        raise ValueError(f'the affine-like form takes no eps, got {eps!r}: its root never vanishes; form="norm-like" takes one')
     check_eps(eps)
     return form
