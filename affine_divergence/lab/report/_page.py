@@ -26,7 +26,7 @@ from affine_divergence.lab.report._claims import (
 from affine_divergence.lab.report._figures import figures
 from affine_divergence.lab.report._forest import claim_figure
 from affine_divergence.lab.report._overview import overview
-from affine_divergence.lab.report._run import how_it_was_run
+from affine_divergence.lab.report._run import TIMING_HEADERS, how_it_was_run, timings
 from affine_divergence.lab.report._sweeps import heading, sweeps
 from affine_divergence.lab.report._tables import HEADERS, headline, lines, matrix
 from affine_divergence.lab.store import Record
@@ -86,6 +86,7 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
             "cells": CELL_HEADERS,
             "slopes": SLOPE_HEADERS,
             "setting": HEADERS,
+            "timings": TIMING_HEADERS,
         },
         overview_heading=heading(found),
         overview=[_picture(name, svg, caption, drawn) for name, (caption, svg) in overview(found).items()],
@@ -94,6 +95,7 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
         settings=[_setting(setting, setting in in_overview, drawn) for setting in summary.settings],
         missing=summary.missing,
         run=how_it_was_run(records),
+        timings=timings(records),
     )
     page = out / "report.html"
     try:

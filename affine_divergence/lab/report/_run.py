@@ -25,6 +25,20 @@ def how_it_was_run(records: Sequence[Record]) -> dict[str, str]:
     return run
 
 
+TIMING_HEADERS = ("architecture", "method", "batch", "CPU time of a step of one trial", "trained")
+
+
+def timings(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """The shapes of convolutional nets that were timed before they were trained, under TIMING_HEADERS: how each was trained then."""
+    sizes: dict[tuple[str, ...], list[int]] = {}
+    for record in records:
+        if "timing" in record.provenance:
+            cell, timing = record.trial.cell, str(record.provenance["timing"])
+            shape = (cell.architecture, cell.method, str(cell.batch_size), timing)
+            sizes.setdefault(shape, []).append(record.outcome.stack_size or 1)
+    return [(*shape, f"together, at most {max(found)}" if max(found) > 1 else "alone") for shape, found in sorted(sizes.items())]
+
+
 def _range(values: Sequence[int]) -> str:
     if not values:
         return "no"
