@@ -131,9 +131,9 @@ TABLE = list(_table())
 
 _BASES = [
     ConvMap("", 1, False, (3,), (2, 3), geometry={"padding": 2, "dilation": 2}),
-    ConvMap("", 2, False, (3, 2), (4, 6), geometry={"stride": (2, 1), "padding": (1, 0), "groups": 2}),
+    ConvMap("", 2, False, (3, 2), (2, 4), geometry={"stride": (2, 1), "padding": (1, 0), "groups": 2}),
     ConvMap("", 3, False, (1, 2, 2), (2, 2), geometry={"groups": 2}),
-    ConvMap("", 2, True, (2, 3), (4, 6), geometry={"stride": (1, 2), "padding": (0, 1), "output_padding": (0, 1), "groups": 2}),
+    ConvMap("", 2, True, (2, 2), (4, 2), geometry={"stride": (1, 2), "padding": (0, 1), "output_padding": (0, 1), "groups": 2}),
 ]
 EVERY = [replace(base, kind=kind, bias=bias, options=options) for base in _BASES for kind, bias, options in OPTIONS]
 PLAIN = [m for m in EVERY if not m.options]

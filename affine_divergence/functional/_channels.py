@@ -41,14 +41,14 @@ def scale_channels(y: Tensor, t: Tensor) -> Tensor:
     groups = t.shape[1]
     if groups in (1, y.shape[1]):
         return y * t
-    return (by_group(y, groups) * t.unsqueeze(2)).flatten(1, 2)
+    return (by_group(y, groups) * t.unsqueeze(2)).reshape(y.shape)
 
 
 def subtract_scaled_(y: Tensor, x: Tensor, m: Tensor) -> None:
     """Take x·m from y in place; y and x (N, channels, *size), m (N, groups, *size)."""
     if m.shape[1] not in (1, y.shape[1]):
         y, x, m = by_group(y, m.shape[1]), by_group(x, m.shape[1]), m.unsqueeze(2)
-    y.addcmul_(x, m, value=-1)
+    y.sub_(x * m)  # not addcmul_, which vmap cannot batch
 
 
 def parts(*images: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -62,8 +62,7 @@ def parts(*images: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def by_group(x: Tensor, groups: int) -> Tensor:
     """(N, channels, *size) → (N, groups, channels of one, *size)."""
-    grouped: Tensor = x.unflatten(1, (groups, x.shape[1] // groups))
-    return grouped
+    return x.view(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])  # not unflatten, which is_grads_batched cannot batch
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ def window_spread(
     """(N, groups, *out) → (N, groups, *size): each value added to all positions of its window, the adjoint of `window_sums`."""
     for axis, s in enumerate(stride, start=2):
         if s > 1:  # s − 1 zeros after every value
-            map_ = F.pad(map_.unsqueeze(axis + 1), [0, 0] * (map_.dim() - 1 - axis) + [0, s - 1]).flatten(axis, axis + 1)
+            shape = *map_.shape[:axis], map_.shape[axis] * s, *map_.shape[axis + 1 :]
+            map_ = F.pad(map_.unsqueeze(axis + 1), [0, 0] * (map_.dim() - 1 - axis) + [0, s - 1]).reshape(shape)
     mirrored = [(k - 1) * d - b for k, d, b in zip(kernel, dilation, before, strict=True)]
     return window_sums(map_, kernel, [1] * len(kernel), dilation, mirrored, size)
 
