@@ -1,25 +1,31 @@
-# README's example runs as written, and its model trains.
+# README's examples run as written, and their models train.
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_example_runs_and_its_model_learns_faster_than_at_the_plain_rate() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=["linear", "convolution"])
+def test_an_example_runs_and_its_model_learns_faster_than_at_the_plain_rate(code: str) -> None:
+    function = getattr(torch.nn.functional, re.findall(r"functional\.(\w+)", code)[0])
 
     def loss(source: str) -> float:
         names: dict[str, Any] = {}
         exec(source, names)
-        return float(torch.nn.functional.mse_loss(names["model"](names["x"]), names["target"]).detach())
+        return float(function(names["model"](names["x"]), names["target"]).detach())
 
-    untrained, trained = loss(code.replace("range(100)", "range(0)")), loss(code)
-    unmatched = loss(code.replace("lr=lr)", "lr=0.01)"))
+    untrained, trained = loss(re.sub(r"range\(\d+\)", "range(0)", code)), loss(code)
+    (plain,) = re.findall(r"matching_lr\(model, x, lr=([\d.]+)\)", code)
+    unmatched = loss(code.replace("lr=lr)", f"lr={plain})"))
     assert trained < unmatched < untrained
 
 
