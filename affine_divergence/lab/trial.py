@@ -21,10 +21,13 @@ Method = Literal[
     "rms-norm-sample",
     "rms-norm-position",
     "norm-like",
+    "norm-like-gain",
     "affine-like",
+    "affine-like-gain",
 ]
 FULLY_CONNECTED: tuple[Method, ...] = ("none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like")
-# LayerNorm and RMSNorm of images: over all numbers of a sample, or over the channels at each position.
+# LayerNorm and RMSNorm of images: over all numbers of a sample, or over the channels at each position. The two corrections at gain 1, and
+# at gain √(d + 1) for the d numbers of a patch.
 CONVOLUTIONAL: tuple[Method, ...] = (
     "none",
     "batch-norm",
@@ -33,7 +36,9 @@ CONVOLUTIONAL: tuple[Method, ...] = (
     "rms-norm-sample",
     "rms-norm-position",
     "norm-like",
+    "norm-like-gain",
     "affine-like",
+    "affine-like-gain",
 )
 Activation = Literal["tanh", "leaky-relu"]
 Role = Literal["tuning", "evaluation"]

@@ -21,7 +21,9 @@ COLOURS = {  # Okabe and Ito's palette: told apart with any colour vision
     "rms-norm-sample": "#E69F00",
     "rms-norm-position": "#E69F00",
     "norm-like": "#D55E00",
+    "norm-like-gain": "#D55E00",
     "affine-like": "#0072B2",
+    "affine-like-gain": "#0072B2",
 }
 MARKERS = {
     "none": "o",
@@ -33,9 +35,12 @@ MARKERS = {
     "rms-norm-sample": "v",
     "rms-norm-position": ">",
     "norm-like": "D",
+    "norm-like-gain": "d",
     "affine-like": "*",
+    "affine-like-gain": "p",
 }
-BROKEN = ("layer-norm-position", "rms-norm-position")  # lines, with hollow markers: beside the like per sample, of one colour
+# Lines, with hollow markers: beside the like per sample, or at gain 1, of one colour.
+BROKEN = ("layer-norm-position", "rms-norm-position", "norm-like-gain", "affine-like-gain")
 STYLE: Any = {
     "font.size": 10,
     "font.family": "sans-serif",

@@ -3,6 +3,7 @@
 # Images: x (B, G·C, H, W) in G groups, weight (K·C_out, C, k, k). Rows: x (K, B, C), weight (K, C, classes). No method has parameters.
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -98,19 +99,28 @@ def _batch_normed_rows(replicas: int, features: int, like: Tensor) -> Affine:
     return affine
 
 
-def _norm_like(x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel, groups: int, training: bool) -> Tensor:
-    return norm_like_conv2d(x, weight, bias, kernel.stride, kernel.size // 2, groups=groups)
+def _corrected(convolve: Callable[..., Tensor], rows: Callable[[Tensor, Tensor, Tensor], Tensor], *, gain: bool) -> Kind:
+    # A correction at gain 1, or at √(d + 1) for the d numbers of a patch, or of a row.
+    def convolution(x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel, groups: int, training: bool) -> Tensor:
+        c = _gain(weight[0].numel()) if gain else 1.0
+        return convolve(x, weight, bias, kernel.stride, kernel.size // 2, groups=groups, gain=c)
+
+    def affine(x: Tensor, weight: Tensor, bias: Tensor, training: bool) -> Tensor:
+        z = rows(x, weight, bias)
+        return _gain(x.shape[-1]) * z if gain else z
+
+    return Kind(lambda *_: convolution, lambda *_: affine)
 
 
-def _affine_like(x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel, groups: int, training: bool) -> Tensor:
-    return affine_like_conv2d(x, weight, bias, kernel.stride, kernel.size // 2, groups=groups)
+def _gain(numbers: int) -> float:
+    return math.sqrt(numbers + 1)
 
 
-def _norm_like_rows(x: Tensor, weight: Tensor, bias: Tensor, training: bool) -> Tensor:
+def _norm_like_rows(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias, x * inverse_norm(x, DEFAULT_EPS), weight)
 
 
-def _affine_like_rows(x: Tensor, weight: Tensor, bias: Tensor, training: bool) -> Tensor:
+def _affine_like_rows(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias, x, weight) * inverse_norm(x, 1.0)
 
 
@@ -121,6 +131,8 @@ METHODS: dict[Method, Kind] = {
     "layer-norm-position": _after(lambda x, groups: _by_position(_layer_norm, x, groups), _layer_norm),
     "rms-norm-sample": _after(_rms_norm_sample, _rms_norm),
     "rms-norm-position": _after(lambda x, groups: _by_position(_rms_norm, x, groups), _rms_norm),
-    "norm-like": Kind(lambda *_: _norm_like, lambda *_: _norm_like_rows),
-    "affine-like": Kind(lambda *_: _affine_like, lambda *_: _affine_like_rows),
+    "norm-like": _corrected(norm_like_conv2d, _norm_like_rows, gain=False),
+    "norm-like-gain": _corrected(norm_like_conv2d, _norm_like_rows, gain=True),
+    "affine-like": _corrected(affine_like_conv2d, _affine_like_rows, gain=False),
+    "affine-like-gain": _corrected(affine_like_conv2d, _affine_like_rows, gain=True),
 }

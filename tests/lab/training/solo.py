@@ -75,14 +75,19 @@ def image_norm(method: str, shape: tuple[int, int, int]) -> nn.Module:
             return nn.Identity()
 
 
+def correction(method: str, numbers: int) -> tuple[str, float]:
+    """The form of a correction, and its gain for patches or rows of that many numbers; another method as it is."""
+    return method.removesuffix("-gain"), math.sqrt(numbers + 1) if method.endswith("-gain") else 1.0
+
+
 def solo_conv_net(trial: Trial, shape: tuple[int, int, int], classes: int) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Unflatten(1, shape)]
     channels, *side = shape
     for layer, (size, stride) in enumerate(kernels(trial.pattern, trial.depth)):
         layers.append(image_norm(trial.method, (channels, *side)))
         arguments = channels, trial.width, size, stride, size // 2
-        corrected = trial.method in LINEAR
-        conv = ad.nn.PatchNormConv2d(*arguments, form=trial.method) if corrected else nn.Conv2d(*arguments)
+        form, gain = correction(trial.method, channels * size**2)
+        conv = ad.nn.PatchNormConv2d(*arguments, form=form, gain=gain) if form in LINEAR else nn.Conv2d(*arguments)
         with torch.no_grad():
             conv.weight.copy_(initial_weight(trial.seed, layer, channels * size**2, trial.width).T.view_as(conv.weight))
             conv.bias.zero_()
@@ -91,7 +96,8 @@ def solo_conv_net(trial: Trial, shape: tuple[int, int, int], classes: int) -> nn
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     if trial.method in NORMS:
         layers.append(NORMS[trial.method](channels))
-    head = LINEAR.get(trial.method, nn.Linear)(channels, classes)
+    form, gain = correction(trial.method, channels)
+    head = LINEAR[form](channels, classes, gain=gain) if form in LINEAR else nn.Linear(channels, classes)
     with torch.no_grad():
         head.weight.copy_(initial_weight(trial.seed, trial.depth, channels, classes).T)
         head.bias.zero_()
