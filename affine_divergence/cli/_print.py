@@ -57,7 +57,8 @@ def _print_settings(console: Console, summary: Summary) -> None:
 
 def _print_matrix(console: Console, summary: Summary) -> None:
     methods, rows = matrix(summary.settings)
-    table = _table(f"{summary.grid.study} on {summary.grid.data}: test accuracy, %, ± half its 95 % interval", ("setting", "n", *map(_in_two, methods)))
+    title = f"{summary.grid.study} on {summary.grid.data}: test accuracy, %, ± half its 95 % interval"
+    table = _table(title, ("setting", "n", *map(_in_two, methods)))
     for row in rows:
         table.add_row(*row)
     console.print(table)

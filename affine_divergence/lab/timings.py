@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
 from typing import NamedTuple
 
-from affine_divergence.lab.errors import StudyFailedError
+from pydantic import TypeAdapter, ValidationError
+
+from affine_divergence.lab.errors import BadInputError, StudyFailedError, first_line
 from affine_divergence.lab.executors import WorkerDiedError, WorkerNotStartedError, Workers
 from affine_divergence.lab.stacks import Shape, shape_of
 from affine_divergence.lab.store import Store
@@ -39,7 +41,7 @@ class Timings:
     def __init__(self, store: Store) -> None:
         self._store = store
         text = store.get(NAME)
-        self.known = {} if text is None else {Shape(*shape): Timing(*timing) for shape, timing in json.loads(text)}
+        self.known = {} if text is None else _read(text)
 
     @property
     def sizes(self) -> dict[Shape, int]:
@@ -60,8 +62,16 @@ class Timings:
         futures = {workers.submit(time_step, _several(trial)): shape for shape, trial in wanted.items()}
         for count, future in enumerate(as_completed(futures), 1):
             self.known[futures[future]] = _timing(future)
+            self._store.put({NAME: json.dumps(list(self.known.items()))})
             show(count, len(wanted))
-        self._store.put({NAME: json.dumps(list(self.known.items()))})
+
+
+def _read(text: str) -> dict[Shape, Timing]:
+    try:
+        return dict(TypeAdapter(list[tuple[Shape, Timing]]).validate_json(text))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise BadInputError(f"the store's {NAME} were changed: {wrong['msg']}, got {wrong['input']!r}; use another store") from error
 
 
 def _several(trial: Trial) -> tuple[Trial, ...]:
@@ -75,3 +85,7 @@ def _timing(future: Future[tuple[float | None, float | None]]) -> Timing:
         return Timing(None, None)
     except WorkerNotStartedError as error:
         raise StudyFailedError(f"{error}; give fewer --workers") from error
+    except BadInputError:
+        raise
+    except Exception as error:
+        raise StudyFailedError(f"a step could not be timed: {first_line(error)}") from error

@@ -14,7 +14,7 @@ from running import results, stored
 from affine_divergence.lab import stacks, study, timings, worker
 from affine_divergence.lab.benchmarks import step_seconds
 from affine_divergence.lab.data import Splits, load, make_splits
-from affine_divergence.lab.errors import StudyFailedError
+from affine_divergence.lab.errors import BadInputError, StudyFailedError
 from affine_divergence.lab.executors import WorkerDiedError, WorkerNotStartedError
 from affine_divergence.lab.frame import from_frame, to_frame
 from affine_divergence.lab.stacks import Shape, shape_of
@@ -112,26 +112,71 @@ def test_a_worker_that_dies_at_it_leaves_the_shape_alone_and_one_that_cannot_sta
         found.measure([conv(width=9)], Answers(WorkerNotStartedError("no room")), lambda *_: None)  # type: ignore[arg-type]
 
 
+def test_what_was_timed_before_an_interruption_is_kept(store: Store) -> None:
+    def interrupted(finished: int, total: int) -> None:
+        if finished == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Timings(store).measure([conv(), conv(width=9)], Answers((2.0, 1.0), (1.0, 2.0)), interrupted)  # type: ignore[arg-type]
+    again = Timings(store)
+    (kept,) = again.known
+    rest = Answers((5.0, 6.0))
+    again.measure([conv(), conv(width=9)], rest, lambda *_: None)  # type: ignore[arg-type]
+    assert [shape_of(trials[0]) for trials in rest.asked] == [shape for shape in again.known if shape != kept]
+    assert set(again.known) == {shape_of(conv()), shape_of(conv(width=9))}
+    assert Timings(store).known == again.known
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[1]",
+        '{"a": 1}',
+        '[[["none", 8, 2, "k3s2"], [1.0, 2.0]]]',
+        '[[["none", 8, 2, "k3s2", 32], ["a", 2.0]]]',
+        '[[["none", 8, 2, "k3s2", 32], [1.0]]]',
+    ],
+)
+def test_timings_that_were_changed_are_refused_by_name(store: Store, text: str) -> None:
+    store.put({"timings": text})
+    with pytest.raises(BadInputError, match="the store's timings were changed"):
+        Timings(store)
+
+
+def test_what_goes_wrong_otherwise_ends_the_study_in_words_and_is_not_kept(store: Store) -> None:
+    with pytest.raises(StudyFailedError, match="a step could not be timed: ValueError: odd"):
+        Timings(store).measure([conv()], Answers(RuntimeError("ValueError: odd")), lambda *_: None)  # type: ignore[arg-type]
+    with pytest.raises(BadInputError, match="no such file"):
+        Timings(store).measure([conv()], Answers(BadInputError("no such file")), lambda *_: None)  # type: ignore[arg-type]
+    assert Timings(store).known == {}
+
+
 def test_what_cannot_be_trained_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = make_splits(load("digits"))
     alone, together = step_seconds([conv(width=4, seed=seed) for seed in range(3)], splits)
     assert alone is not None
     assert together is not None
     assert 0.0 < together < 1.0
-    assert step_seconds([conv(width=10**9)], splits) == (None, None)
-
-    def only_alone(trials: list[Any], *arguments: Any) -> Any:
-        if len(trials) > 1:
-            raise MemoryError
-        return make_stack(trials, *arguments)
 
     from affine_divergence.lab.benchmarks import _steps
 
     make_stack = _steps.make_stack
-    monkeypatch.setattr(_steps, "make_stack", only_alone)
+    most = 1
+
+    def limited(trials: list[Any], *arguments: Any) -> Any:
+        if len(trials) > most:
+            raise MemoryError
+        return make_stack(trials, *arguments)
+
+    monkeypatch.setattr(_steps, "make_stack", limited)
     alone, together = step_seconds([conv(width=4, seed=seed) for seed in range(3)], splits)
     assert alone is not None
     assert together is None
+    most = 0
+    assert step_seconds([conv(width=4)], splits) == (None, None)
 
 
 def test_a_convolutional_study_runs_to_its_end_in_the_stacks_that_were_timed_and_says_so_in_its_table(tmp_path: Path) -> None:
