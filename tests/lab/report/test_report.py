@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from makers import TINY, grid, record
+from makers import TINY, TUNED, grid, record
 
 from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.frame import from_frame, read_parquet
@@ -58,6 +58,15 @@ def test_flags_name_what_diverged_and_what_is_missing(tmp_path: Path) -> None:
     page = write_report(some, TINY, tmp_path).page
     assert "1 of 2 runs diverged and count as chance" in page.read_text()
     assert "Not finished: 1 trials" in page.read_text()
+
+
+def test_one_tuning_seed_is_not_told_as_several(tmp_path: Path) -> None:
+    for seeds, said in (("[10]", "neighbours with 1 seed."), ("[10, 11]", "neighbours with 2 seeds.")):
+        text = TUNED.replace("[10, 11, 12]", seeds)
+        done: list[Record] = []
+        while missing := plan(grid(text), {one.trial: one.outcome.validation_accuracy or 0.0 for one in done}).missing:
+            done += [record(trial, 0.5) for trial in missing]
+        assert said in write_report(done, text, tmp_path).page.read_text()
 
 
 def test_text_of_the_grid_file_is_shown_as_text(tmp_path: Path) -> None:
