@@ -155,6 +155,9 @@ def test_the_parts_of_the_core_export_what_they_promise() -> None:
     promised = {
         "functional.affine_like_linear",
         "functional.norm_like_linear",
+        "functional.patch_sqnorm",
+        *(f"functional.{kind}_like_conv{of}{dims}d" for kind in ("affine", "norm") for of in ("", "_transpose") for dims in (1, 2, 3)),
+        *(f"nn.PatchNormConv{of}{dims}d" for of in ("", "Transpose") for dims in (1, 2, 3)),
         "nn.AffineLikeLinear",
         "nn.NormLikeLinear",
         "nn.L2Norm",

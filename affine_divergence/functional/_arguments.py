@@ -47,8 +47,8 @@ def check_conv(x: Tensor, weight: Tensor, bias: Tensor | None, dims: int, groups
     check_groups(groups)
     size, kernel = _SIZES[dims], ", ".join(f"K_{axis.lower()}" for axis in _SIZES[dims].split(", "))
     channels = "C_in, C_out/groups" if transposed else "C_out, C_in/groups"
-    if weight.dim() != dims + 2 or 0 in weight.shape[2:]:
-        raise ValueError(f"weight must have the shape ({channels}, {kernel}) with a kernel of 1 or more, got {tuple(weight.shape)}")
+    if weight.dim() != dims + 2 or 0 in weight.shape:
+        raise ValueError(f"weight must have the shape ({channels}, {kernel}), none of them 0, got {tuple(weight.shape)}")
     if x.dim() not in (dims + 1, dims + 2):
         raise ValueError(f"x must have the shape (N, C_in, {size}) or (C_in, {size}), got {tuple(x.shape)}")
     if weight.shape[0] % groups:
@@ -76,7 +76,9 @@ def check_groups(groups: int) -> None:
 
 
 def is_whole(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, (bool, torch.Tensor))
+    if isinstance(value, int):  # first, since torch.compile takes such numbers for variables, which it cannot ask for attributes
+        return not isinstance(value, bool)
+    return hasattr(value, "__index__") and not isinstance(value, torch.Tensor)
 
 
 def check_gain(gain: float) -> float:

@@ -30,7 +30,7 @@ def channel_dot(a: Tensor, b: Tensor, groups: int) -> Tensor:
         dtype = wide_dtype(a.dtype)
         return a.to(dtype) * b.to(dtype)
     a, b = by_group(a, groups), by_group(b, groups)
-    if a.numel() <= _PART or differentiable():
+    if differentiable() or a.numel() <= _PART:
         return _dot(a, b)
     lines = max(1, _PART * a.shape[3] // a.numel())
     return torch.cat([_dot(*part) for part in zip(a.split(lines, 3), b.split(lines, 3), strict=True)], 2)
@@ -41,7 +41,8 @@ def scale_channels(y: Tensor, t: Tensor) -> Tensor:
     groups = t.shape[1]
     if groups in (1, y.shape[1]):
         return y * t
-    return (by_group(y, groups) * t.unsqueeze(2)).reshape(y.shape)
+    product: Tensor = torch.ops.aten._unsafe_view(by_group(y, groups) * t.unsqueeze(2), y.shape)
+    return product  # no view: an operation in place on a Function's output is refused where that is one
 
 
 def subtract_scaled_(y: Tensor, x: Tensor, m: Tensor) -> None:

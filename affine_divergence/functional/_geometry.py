@@ -72,15 +72,15 @@ class Geometry:
 
     def patch_sums(self, map_: Tensor) -> Tensor:
         """(N, groups, *size) → (N, groups, *output size): the sum over the inputs that reach each output."""
-        size = self.output_size(map_.shape[2:])
-        if _many_groups(map_) and not any(self.extra):
+        if self._many_groups(map_):
             return self.convolve(map_, map_.new_ones(self.groups, 1, *self.kernel_size), None)
+        size = self.output_size(map_.shape[2:])
         function = window_spread if self.transposed else window_sums
         return function(map_, self.kernel_size, self.stride, self.dilation, self.padding, size)
 
     def patch_spread(self, map_: Tensor, size: Sequence[int]) -> Tensor:
         """(N, groups, *output size) → (N, groups, *size), the adjoint of `patch_sums`."""
-        if _many_groups(map_):
+        if self._many_groups(map_):
             adjoint = replace(self, transposed=not self.transposed, output_padding=(0,) * len(self.stride))
             rest = tuple(n - m for n, m in zip(size, adjoint.output_size(map_.shape[2:]), strict=True))
             if adjoint.transposed or not any(rest):
@@ -88,11 +88,11 @@ class Geometry:
         function = window_sums if self.transposed else window_spread
         return function(map_, self.kernel_size, self.stride, self.dilation, self.padding, size)
 
-
-def _many_groups(map_: Tensor) -> bool:
-    # oneDNN convolves many channels, each with ones, in one pass: 1.2 ms at 32 × 128 × 28 × 28 channels_last and 3.3 contiguous, where
-    # sums by axis take 12 out of the cache. Elsewhere they are exact (no TF32), differentiable and as fast or faster.
-    return map_.shape[1] >= 16 and map_.dtype == torch.float32 and map_.device.type == "cpu" and not differentiable()
+    def _many_groups(self, map_: Tensor) -> bool:
+        # oneDNN convolves many channels, each with ones, in one pass: 1.2 ms at 32 × 128 × 28 × 28 channels_last and 3.3 contiguous, where
+        # sums by axis take 12. Elsewhere those are as fast or faster, do not round to TF32 and can be differentiated.
+        plain = map_.dtype == torch.float32 and map_.device.type == "cpu" and not any(self.extra)
+        return plain and self.groups >= 16 and not differentiable()
 
 
 def conv_geometry(kernel_size: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:

@@ -36,22 +36,25 @@ def scaled_conv(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
         x, geometry = geometry.padded(x if batched else x.unsqueeze(0))
         if torch.compiler.is_compiling() or forward_mode():
             # Inductor fuses the plain expression; and a Function's own jvp is a constant to a second forward derivative: zero, silently.
-            z, _, _ = _pieces(x, weight, bias, geometry, scale)
+            z, _, _ = _forward(x, weight, bias, geometry, scale)
         else:
             z, _, _ = _ScaledConv.apply(x, weight, bias, geometry, scale)
     return z if batched else z.squeeze(0)
 
 
-def _pieces(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Scale) -> tuple[Tensor, Tensor, Tensor]:
-    """z, y and t."""
-    dtype = _product_dtype(weight)
-    bias = None if bias is None else bias.to(dtype)
-    y = geometry.convolve(x.to(dtype), weight.to(dtype), bias if scale.scales_bias else None)
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Scale) -> tuple[Tensor, Tensor, Tensor]:
+    """The map z, with y and t."""
+    y = _product(x, weight, bias, geometry, scale)
     t = _patch_scale(x, y, geometry, scale)
     z = scale_channels(y, t)
     if bias is not None and not scale.scales_bias:
-        z = z + scale.gain * bias.reshape(-1, *[1] * (z.dim() - 2))
+        z = z + scale.gain * bias.to(y.dtype).reshape(-1, *[1] * (z.dim() - 2))
     return z.to(weight.dtype), y, t
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Scale) -> Tensor:
+    dtype = _product_dtype(weight)
+    return geometry.convolve(x.to(dtype), weight.to(dtype), bias.to(dtype) if scale.scales_bias and bias is not None else None)
 
 
 def _patch_scale(x: Tensor, y: Tensor, geometry: Geometry, scale: Scale) -> Tensor:
@@ -79,7 +82,7 @@ class _ScaledConv(torch.autograd.Function):
     def forward(
         x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Scale
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return _pieces(x, weight, bias, geometry, scale)
+        return _forward(x, weight, bias, geometry, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -98,8 +101,11 @@ class _ScaledConv(torch.autograd.Function):
         if g is None:
             return None, None, None, None, None
         with without_autocast(x.device.type):
-            if torch.is_grad_enabled() or (y is None and ctx.needs_input_grad[0]):  # a second derivative goes through y and s too
-                _, y, t = _pieces(x, weight, bias, ctx.geometry, ctx.scale)
+            again = torch.is_grad_enabled()  # a second derivative goes through y and t too
+            if again or (y is None and ctx.needs_input_grad[0]):
+                y = _product(x, weight, bias, ctx.geometry, ctx.scale)
+            if again:
+                t = _patch_scale(x, y, ctx.geometry, ctx.scale)
             gradients = _gradients(g, x, weight, bias, y, t, ctx.geometry, ctx.scale, ctx.needs_input_grad)
         return *gradients, None, None
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conv_maps import ConvMap
 from conv_oracles import vectors
-from oracles import close, gram
+from oracles import close
 from torch import Tensor
 
 LR = 0.37
@@ -112,9 +112,11 @@ def test_a_step_moves_all_positions_of_all_images_by_minus_lr_gram_times_gradien
         if kind == "affine-like":
             augmented = torch.cat([of_group, torch.ones(len(of_group), 1, dtype=torch.float64)], 1)
             on_sphere = augmented / augmented.norm(dim=1, keepdim=True)
-            corrected = gram(on_sphere if bias else on_sphere[:, :-1], ones=False)
+            on_sphere = on_sphere if bias else on_sphere[:, :-1]
+            corrected = on_sphere @ on_sphere.mT
         else:
-            corrected = gram(of_group / of_group.norm(dim=1, keepdim=True), ones=bias)
+            on_sphere = of_group / of_group.norm(dim=1, keepdim=True)
+            corrected = on_sphere @ on_sphere.mT + float(bias)
         close(moved, -LR * 1.7**2 * corrected @ g, tolerance=1e-11)
         if bias:
             close(corrected.diagonal(), torch.full((len(g),), 1.0 if kind == "affine-like" else 2.0, dtype=torch.float64))
