@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.forecast import forecast
 from affine_divergence.lab.grid import Grid, read_grid
 from affine_divergence.lab.rounds import unfinished
-from affine_divergence.lab.stacks import Stack, stacks
+from affine_divergence.lab.stacks import Shape, Stack, shape_of, stacks
 from affine_divergence.lab.stages import missing, scores, stages
 from affine_divergence.lab.status import middling
 from affine_divergence.lab.store import Store, read, study_of
@@ -51,7 +51,7 @@ def _asked(grid: Grid) -> list[str]:
         *([] if grid.tuning is None else [f"tuning      {_range(found.tuning)}"]),
         f"evaluation  {_range(found.evaluation)}",
         f"total       {_range(found.total)}",
-        f"first       {_count(len(first), 'trial')} in {_parts(stacks(first))}",
+        f"first       {_count(len(first), 'trial')} in {_parts(stacks(first), {})}",
     ]
 
 
@@ -67,17 +67,20 @@ def _held(grid: Grid, store: Store, folder: Path) -> list[str]:
     ended = Counter(record.outcome.status for record in records if record.trial in wanted)
     ended_how = ", ".join(f"{ended[status]} {status}" for status in ("done", "diverged", "failed"))
     queue = unfinished(store, accuracies) if held_grid == grid else []  # a round that was begun is finished as it was planned
-    parts = [queued.trials for queued in queue] or stacks(missing(grid, accuracies), Timings(store).sizes)
+    sizes = Timings(store).sizes
+    parts = [queued.trials for queued in queue] or stacks(missing(grid, accuracies), sizes)
     left = sum(map(len, parts))
     return [
         f"held        {ended_how}; {len(records) - ended.total()} that this grid does not ask for",
-        f"next        {_count(left, 'trial')} in {_count(len(parts), 'stack')}" if left else "next        nothing: finished",
+        f"next        {_count(left, 'trial')} in {_parts(parts, sizes)}" if left else "next        nothing: finished",
     ]
 
 
-def _parts(parts: Sequence[Stack]) -> str:
-    most = "at most " if any(trial.pattern for part in parts for trial in part) else ""
-    return f"{most}{_count(len(parts), 'stack')}{', fewer where training together is timed to be faster' if most else ''}"
+def _parts(parts: Sequence[Stack], sizes: Mapping[Shape, int]) -> str:
+    count = _count(len(parts), "stack")
+    if {shape_of(part[0]) for part in parts} - {None} <= sizes.keys():
+        return count
+    return f"at most {count}, fewer where training together is timed to be faster"
 
 
 def _range(bounds: tuple[int, int]) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from affine_divergence.lab.errors import BadInputError
-from affine_divergence.lab.pattern import Pattern
+from affine_divergence.lab.pattern import Pattern, check_depth
 from affine_divergence.lab.trial import Activation, Cell, Method, PositiveFloat, PositiveInt, Seed, check_methods
 
 MAX_TRIALS = 1_000_000
@@ -61,6 +61,8 @@ class Axes(BaseModel):
                 raise ValueError(f"{name} holds a value twice: {list(values)}")
         for pattern in self._patterns:
             check_methods(self.method, pattern)
+        for pattern, depth in itertools.product(self.pattern or (), self.depth):
+            check_depth(pattern, depth)
         return self
 
     @property

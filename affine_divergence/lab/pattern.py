@@ -26,6 +26,14 @@ def kernels(pattern: str, depth: int) -> list[Kernel]:
     return list(itertools.islice(itertools.cycle(_parsed(pattern)), depth))
 
 
+def check_depth(pattern: str, depth: int) -> None:
+    """Raise ValueError where a shorter pattern makes the same net of that depth: two names would count as two architectures."""
+    net, names = kernels(pattern, depth), pattern.split("-")
+    for length in range(1, len(names)):
+        if net == kernels("-".join(names[:length]), depth):
+            raise ValueError(f"at depth {depth} the pattern {pattern} is {'-'.join(names[:length])}: write that")
+
+
 def _parsed(pattern: str) -> list[Kernel]:
     found = [LAYER.fullmatch(layer) for layer in pattern.split("-")]
     layers = [Kernel(int(one[1]), int(one[2])) for one in found if one]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from affine_divergence.lab.pattern import Pattern
+from affine_divergence.lab.pattern import Pattern, check_depth
 
 Method = Literal[
     "none",
@@ -95,8 +95,10 @@ class Trial(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _a_method_of_the_model(self) -> Self:
+    def _of_one_model(self) -> Self:
         check_methods([self.method], self.pattern)
+        if self.pattern:
+            check_depth(self.pattern, self.depth)
         return self
 
     @property

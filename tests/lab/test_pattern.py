@@ -59,3 +59,11 @@ def test_convolutional_trials_share_a_stack_with_those_of_their_method_only() ->
     assert one.shared == trial(method="none", pattern="k3s2", learning_rate=0.5, seed=3).shared
     assert one.shared != trial(method="batch-norm", pattern="k3s2").shared
     assert trial(method="none").shared == trial(method="batch-norm").shared
+
+
+def test_a_net_has_one_name() -> None:
+    for pattern, depth, shorter in (("k3s2-k3s1", 1, "k3s2"), ("k3s2-k3s1-k3s2", 3, "k3s2-k3s1"), ("k3s1-k3s1-k3s2", 2, "k3s1")):
+        with pytest.raises(ValidationError, match=f"at depth {depth} the pattern {pattern} is {shorter}: write that"):
+            trial(method="none", pattern=pattern, depth=depth)
+        assert kernels(pattern, depth) == kernels(shorter, depth)
+    assert trial(method="none", pattern="k3s2-k3s1-k3s2", depth=4).depth == 4

@@ -62,6 +62,10 @@ def _rms_norm(rows: Tensor) -> Tensor:
     return F.rms_norm(rows, rows.shape[-1:], eps=DEFAULT_EPS)
 
 
+def _layer_norm_sample(x: Tensor, groups: int) -> Tensor:
+    return torch.group_norm(x, groups, eps=TORCH_EPS)  # not F.group_norm, which refuses a group of one number
+
+
 def _rms_norm_sample(x: Tensor, groups: int) -> Tensor:
     # First over positions, then over a group's channels: both at once takes twice as long where channels are last.
     square: Tensor = x.square().mean((2, 3)).unflatten(1, (groups, -1)).mean(-1)
@@ -127,7 +131,7 @@ def _affine_like_rows(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 METHODS: dict[Method, Kind] = {
     "none": _after(lambda x, groups: x, lambda rows: rows),
     "batch-norm": Kind(_batch_normed, _batch_normed_rows),
-    "layer-norm-sample": _after(lambda x, groups: F.group_norm(x, groups, eps=TORCH_EPS), _layer_norm),
+    "layer-norm-sample": _after(_layer_norm_sample, _layer_norm),
     "layer-norm-position": _after(lambda x, groups: _by_position(_layer_norm, x, groups), _layer_norm),
     "rms-norm-sample": _after(_rms_norm_sample, _rms_norm),
     "rms-norm-position": _after(lambda x, groups: _by_position(_rms_norm, x, groups), _rms_norm),

@@ -116,3 +116,10 @@ def test_the_replicas_stand_in_the_order_of_sort_key(digits: Splits) -> None:
     first, second = train(trials, digits)
     assert first.final_loss == pytest.approx(train(trials[:1], digits)[0].final_loss, rel=1e-4)
     assert second.final_loss == pytest.approx(train(trials[1:], digits)[0].final_loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", CONVOLUTIONAL)
+def test_one_channel_one_position_and_one_row_can_be_trained(method: str, digits: Splits) -> None:
+    one = trial(method=method, width=1, depth=4, pattern="k3s2", batch_size=1, epochs=None, steps=3)
+    (outcome,) = train([one], digits)
+    assert math.isfinite(outcome.final_loss or math.nan)
