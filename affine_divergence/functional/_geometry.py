@@ -1,6 +1,7 @@
 # Where a convolution's windows lie: kernel, stride, padding, dilation and groups, checked, for both directions.
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -97,24 +98,26 @@ class Geometry:
 
 def conv_geometry(kernel_size: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:
     """The geometry from the arguments of `F.conv2d` and its kin."""
+    kernel_size = tuple(map(operator.index, kernel_size))
     dims = len(kernel_size)
     stride, dilation, extra = whole_numbers("stride", stride, dims, 1), whole_numbers("dilation", dilation, dims, 1), (0,) * dims
     if isinstance(padding, str):
         padding, extra = _named(padding, kernel_size, stride, dilation)
-    return Geometry(tuple(kernel_size), stride, whole_numbers("padding", padding, dims, 0), dilation, groups, extra, (0,) * dims)
+    return Geometry(kernel_size, stride, whole_numbers("padding", padding, dims, 0), dilation, groups, extra, (0,) * dims)
 
 
 def conv_transpose_geometry(
     kernel_size: Sequence[int], stride: Any, padding: Any, output_padding: Any, groups: int, dilation: Any
 ) -> Geometry:
     """The geometry from the arguments of `F.conv_transpose2d` and its kin."""
+    kernel_size = tuple(map(operator.index, kernel_size))
     dims = len(kernel_size)
     stride, dilation = whole_numbers("stride", stride, dims, 1), whole_numbers("dilation", dilation, dims, 1)
     padding = whole_numbers("padding", padding, dims, 0)
     output_padding = whole_numbers("output_padding", output_padding, dims, 0)
     if any(o >= max(s, d) for o, s, d in zip(output_padding, stride, dilation, strict=True)):
         raise ValueError(f"output_padding {output_padding} must be smaller than stride {stride} or dilation {dilation} on every axis")
-    return Geometry(tuple(kernel_size), stride, padding, dilation, groups, (0,) * dims, output_padding, transposed=True)
+    return Geometry(kernel_size, stride, padding, dilation, groups, (0,) * dims, output_padding, transposed=True)
 
 
 def _named(
@@ -141,4 +144,4 @@ def whole_numbers(name: str, value: Any, dims: int, least: int) -> tuple[int, ..
         raise ValueError(f"{name} must be one number or {dims}, one for each axis, got {value!r}")
     if any(v < least for v in values):
         raise ValueError(f"{name} must be {least} or more, got {value!r}")
-    return values
+    return tuple(map(operator.index, values))  # which torch.compile, if it took them for variables, then takes for constants

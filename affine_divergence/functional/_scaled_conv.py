@@ -4,7 +4,7 @@
 # (N, groups, *out). With the upstream g = ∂L/∂z and g̃ = t g
 #   ∂W, ∂b and the first part of ∂x: the backward of the plain convolution at g̃      (∂b = c Σ g where s does not multiply b)
 #   ∂x −= x · spread(s² Σ_o g̃_o y_o): every patch is pulled along itself, spread being the adjoint of the sum over patches.
-# Saved beyond the inputs: y and s. Not z, which an activation after it may overwrite.
+# Saved beyond the inputs: y and t. Not z, which an activation after it may overwrite.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
