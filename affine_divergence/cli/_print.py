@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_WIDTH = 170  # where there is no terminal: eight methods beside the longest name of a setting
-
-
 def show_report(records: Sequence[Record], grid_text: str, out: Path, claims_text: str | None = None) -> None:
     """Write the report; the claims are those that the study kept, if any."""
     report = write_report(records, grid_text, out, claims_text)
@@ -29,7 +26,8 @@ def _print_tables(report: Report) -> None:
     from rich.console import Console
 
     summary = report.summary
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    methods, _ = matrix(summary.settings)
+    console = Console(width=None if sys.stdout.isatty() else max(140, 50 + 15 * len(methods)))
     if report.claims:
         table = _table(f"{summary.grid.study} on {summary.grid.data}: did the paper's claims hold?", CLAIM_HEADERS, left=(0, 1, 2, 7))
         for judged in report.claims:
@@ -68,7 +66,7 @@ def _print_matrix(console: Console, summary: Summary) -> None:
 
 def _in_two(method: str) -> str:
     # Cut short, the names of LayerNorm over a sample and at a position would be one.
-    return method.replace("-norm-", "-norm-\n")
+    return method.replace("-norm-", "-norm-\n").replace("-like-", "-like-\n")
 
 
 def _table(title: str, headers: Sequence[str], left: Sequence[int] = (0,)) -> Table:
