@@ -127,7 +127,7 @@ def test_architectures_stand_beside_each_other_by_activation() -> None:
 
 
 def test_a_line_along_the_depth_takes_its_settings_from_the_architectures() -> None:
-    text = ARCHITECTURES.replace("depth = [2, 3]", "depth = [1, 2, 3]").replace('["tanh", "leaky-relu"]', '"tanh"')
+    text = ARCHITECTURES.replace("depth = [2, 3]", "depth = [2, 3, 4]").replace('["tanh", "leaky-relu"]', '"tanh"')
     found = sweeps(summary(text).settings)
     assert [(sweep.axis, sweep.quantity, sweep.title) for sweep in found] == [
         ("depth", "convolutions", f"4 channels, {pattern}, tanh, batch 32, 2 epochs") for pattern in ("k3s2-k3s1", "k5s2")
