@@ -11,7 +11,7 @@ from affine_divergence.functional._rows import differentiable, wide_dtype
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PART = 2**17  # elements: what a part writes it reads back from the cache
+_PART = 2**19  # elements: what a part writes it reads back from the cache
 
 
 def channel_sqnorm(x: Tensor, groups: int) -> Tensor:
@@ -30,19 +30,20 @@ def channel_dot(a: Tensor, b: Tensor, groups: int) -> Tensor:
         dtype = wide_dtype(a.dtype)
         return a.to(dtype) * b.to(dtype)
     a, b = by_group(a, groups), by_group(b, groups)
-    if differentiable() or a.numel() <= _PART:
+    if at_once(a):
         return _dot(a, b)
     lines = max(1, _PART * a.shape[3] // a.numel())
     return torch.cat([_dot(*part) for part in zip(a.split(lines, 3), b.split(lines, 3), strict=True)], 2)
 
 
-def scale_channels(y: Tensor, t: Tensor) -> Tensor:
-    """The product of y (N, channels, *size) and t (N, groups, *size)."""
+def scale_channels(y: Tensor, t: Tensor, shift: Tensor | None = None) -> Tensor:
+    """The product of y (N, channels, *size) and t (N, groups, *size), plus shift (channels) if there is one."""
     groups = t.shape[1]
-    if groups in (1, y.shape[1]):
-        return y * t
-    product: Tensor = torch.ops.aten._unsafe_view(by_group(y, groups) * t.unsqueeze(2), y.shape)
-    return product  # no view: an operation in place on a Function's output is refused where that is one
+    if groups not in (1, y.shape[1]):
+        grouped = scale_channels(by_group(y, groups), t.unsqueeze(2), None if shift is None else shift.view(groups, -1))
+        product: Tensor = torch.ops.aten._unsafe_view(grouped, y.shape)
+        return product  # no view: an operation in place on a Function's output is refused where that is one
+    return y * t if shift is None else torch.addcmul(shift.view(*shift.shape, *[1] * (y.dim() - shift.dim() - 1)), y, t)
 
 
 def subtract_scaled_(y: Tensor, x: Tensor, m: Tensor) -> None:
@@ -55,10 +56,18 @@ def subtract_scaled_(y: Tensor, x: Tensor, m: Tensor) -> None:
 def parts(*images: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same few images (N, channels, *size) of each, so that what is made of them on the way stays in the cache.
 
-    At 32 × 64 × 56 × 56 the products a·b of all images take 10 ms to write and add up, those of one after the other 3.3.
+    At 32 × 64 × 56 × 56 the products a·b of all images take 10 ms to write and add up, in parts 3.3.
     """
-    number = max(1, _PART // max(1, images[0][:1].numel()))
+    if at_once(images[0]):
+        yield images
+        return
+    number = max(1, _PART // images[0][:1].numel())
     yield from zip(*(i.split(number) for i in images), strict=True)
+
+
+def at_once(image: Tensor) -> bool:
+    """Whether there is nothing to gain from parts: a small image, or a device that pays for each operation and not for its memory."""
+    return differentiable() or image.device.type != "cpu" or image.numel() <= _PART
 
 
 def by_group(x: Tensor, groups: int) -> Tensor:

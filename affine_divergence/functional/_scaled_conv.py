@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from affine_divergence.functional._autocast import autocast_enabled, common_dtype, without_autocast
-from affine_divergence.functional._channels import channel_dot, channel_sqnorm, parts, scale_channels, subtract_scaled_
+from affine_divergence.functional._channels import at_once, channel_dot, channel_sqnorm, parts, scale_channels, subtract_scaled_
 from affine_divergence.functional._geometry import Geometry
-from affine_divergence.functional._rows import differentiable, forward_mode, wide_dtype
+from affine_divergence.functional._rows import forward_mode, wide_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,9 +46,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry,
     """The map z, with y and t."""
     y = _product(x, weight, bias, geometry, scale)
     t = _patch_scale(x, y, geometry, scale)
-    z = scale_channels(y, t)
-    if bias is not None and not scale.scales_bias:
-        z = z + scale.gain * bias.to(y.dtype).reshape(-1, *[1] * (z.dim() - 2))
+    z = scale_channels(y, t, None if bias is None or scale.scales_bias else scale.gain * bias.to(t.dtype))
     return z.to(weight.dtype), y, t
 
 
@@ -61,7 +59,7 @@ def _patch_scale(x: Tensor, y: Tensor, geometry: Geometry, scale: Scale) -> Tens
     def of(images: Tensor) -> Tensor:
         return scale(geometry.patch_sums(channel_sqnorm(images, geometry.groups)))[1]
 
-    if differentiable():
+    if at_once(x):
         return of(x)
     t = torch.empty_like(y[:, : geometry.groups], dtype=wide_dtype(x.dtype))  # in the memory format of y
     for images, out in parts(x, t):
@@ -137,8 +135,7 @@ def _gradients(
 
 
 def _subtract_radial_(x_grad: Tensor, x: Tensor, scaled: Tensor, y: Tensor, t: Tensor, geometry: Geometry, scale: Scale) -> None:
-    images = [(x_grad, x, scaled, y, t)] if differentiable() else parts(x_grad, x, scaled, y, t)
-    for x_grad, x, scaled, y, t in images:
-        s = t if scale.gain == 1.0 else t / scale.gain
-        along = s * (s * channel_dot(scaled, y, geometry.groups))
-        subtract_scaled_(x_grad, x, geometry.patch_spread(along, x.shape[2:]))
+    for of_grad, of_x, of_scaled, of_y, of_t in parts(x_grad, x, scaled, y, t):
+        s = of_t if scale.gain == 1.0 else of_t / scale.gain
+        along = channel_dot(of_scaled, of_y, geometry.groups).mul_(s).mul_(s)
+        subtract_scaled_(of_grad, of_x, geometry.patch_spread(along, x.shape[2:]))
