@@ -119,8 +119,8 @@ def _conv_transpose_geometries(dims: int) -> Iterator[dict[str, Any]]:
 
 
 def _table() -> Iterator[ConvMap]:
-    """Every geometry, each with two of the twelve options, drawn."""
-    draw = random.Random(0)
+    """Every geometry, each with two of the twelve options, drawn; with this seed all pairs of choices occur."""
+    draw = random.Random(8)
     for dims, transposed in product((1, 2, 3), (False, True)):
         for geometry in _conv_transpose_geometries(dims) if transposed else _conv_geometries(dims):
             for kind, bias, options in draw.sample(OPTIONS, 2):
