@@ -23,15 +23,15 @@ def kernels(pattern: str, depth: int) -> list[Kernel]:
     >>> kernels("k5s2-k3s1", 3)
     [Kernel(size=5, stride=2), Kernel(size=3, stride=1), Kernel(size=5, stride=2)]
     """
-    return list(itertools.islice(itertools.cycle(_parsed(pattern)), depth))
+    return _repeated(_parsed(pattern), depth)
 
 
 def check_depth(pattern: str, depth: int) -> None:
     """Raise ValueError where a shorter pattern makes the same net of that depth: two names would count as two architectures."""
-    net, names = kernels(pattern, depth), pattern.split("-")
-    for length in range(1, len(names)):
-        if net == kernels("-".join(names[:length]), depth):
-            raise ValueError(f"at depth {depth} the pattern {pattern} is {'-'.join(names[:length])}: write that")
+    layers = _parsed(pattern)
+    for length in range(1, len(layers)):
+        if _repeated(layers, depth) == _repeated(layers[:length], depth):
+            raise ValueError(f"at depth {depth} the pattern {pattern} is {_start(pattern, length)}: write that")
 
 
 def _parsed(pattern: str) -> list[Kernel]:
@@ -42,9 +42,17 @@ def _parsed(pattern: str) -> list[Kernel]:
     if any(layer.size % 2 == 0 for layer in layers):
         raise ValueError("kernels are odd, so that padding by half of them keeps the image in its place")
     for length in range(1, len(layers)):
-        if len(layers) % length == 0 and layers == layers[:length] * (len(layers) // length):
-            raise ValueError(f"the pattern repeats itself, as patterns do: write {'-'.join(pattern.split('-')[:length])}")
+        if len(layers) % length == 0 and layers == _repeated(layers[:length], len(layers)):
+            raise ValueError(f"the pattern repeats itself, as patterns do: write {_start(pattern, length)}")
     return layers
+
+
+def _repeated(layers: list[Kernel], depth: int) -> list[Kernel]:
+    return list(itertools.islice(itertools.cycle(layers), depth))
+
+
+def _start(pattern: str, length: int) -> str:
+    return "-".join(pattern.split("-")[:length])
 
 
 def _checked(pattern: str) -> str:

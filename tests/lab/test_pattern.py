@@ -67,3 +67,5 @@ def test_a_net_has_one_name() -> None:
             trial(method="none", pattern=pattern, depth=depth)
         assert kernels(pattern, depth) == kernels(shorter, depth)
     assert trial(method="none", pattern="k3s2-k3s1-k3s2", depth=4).depth == 4
+    # Its first two layers alone would be a pattern that repeats itself; all three are not.
+    assert trial(method="none", pattern="k3s1-k3s1-k3s2", depth=3).depth == 3
