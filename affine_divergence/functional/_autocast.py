@@ -1,4 +1,4 @@
-# What torch.autocast asks for: the dtype of the products, and a region without it.
+# What torch.autocast asks for: tensors in the dtype of the products, and a region without it.
 from __future__ import annotations
 
 import contextlib
@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def common_dtype(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
-    """The dtype that torch's own operation would return, or the promoted one where it refuses mixed dtypes."""
+def promoted(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """x, weight and bias in the dtype that torch's own operation would return, or in the promoted one where it refuses mixed dtypes."""
     dtype = torch.promote_types(x.dtype, weight.dtype)
     dtype = dtype if bias is None else torch.promote_types(dtype, bias.dtype)
-    if autocast_enabled(x.device.type) and dtype != torch.float64:
-        return torch.get_autocast_dtype(x.device.type)
-    return dtype
+    autocast = autocast_enabled(x.device.type)
+    if autocast and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+    # Under autocast the norm is taken before x is rounded: a float32 value of 1e5 would be inf in float16.
+    return x if autocast else x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def autocast_enabled(device: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from affine_divergence.functional._autocast import autocast_enabled, common_dtype, without_autocast
+from affine_divergence.functional._autocast import promoted, without_autocast
 from affine_divergence.functional._channels import at_once, channel_dot, channel_sqnorm, parts, scale_channels, subtract_scaled_
 from affine_divergence.functional._geometry import Geometry
 from affine_divergence.functional._rows import forward_mode, wide_dtype
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 def scaled_conv(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Scale) -> Tensor:
     """The map itself, in the dtype that torch's convolution would return, or in the promoted one where it refuses mixed dtypes."""
     device = x.device.type
-    dtype = common_dtype(x, weight, bias)
-    weight = weight.to(dtype)
-    bias = None if bias is None else bias.to(dtype)
-    if not autocast_enabled(device):  # under autocast the norm is taken before x is rounded: a float32 value of 1e5 would be inf in float16
-        x = x.to(dtype)
+    x, weight, bias = promoted(x, weight, bias)
     batched = x.dim() == weight.dim()
     geometry.check_size(x.shape[2 if batched else 1 :])
     with without_autocast(device):

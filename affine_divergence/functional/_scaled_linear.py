@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from affine_divergence.functional._autocast import autocast_enabled, common_dtype, without_autocast
+from affine_divergence.functional._autocast import promoted, without_autocast
 from affine_divergence.functional._rows import forward_mode, row_sqnorm
 
 if TYPE_CHECKING:
@@ -29,11 +29,7 @@ def scaled_linear(
 ) -> Float[Tensor, "*rows d_out"]:
     """The map itself, in the dtype that `F.linear` would return, or in the promoted one where `F.linear` refuses mixed dtypes."""
     device = x.device.type
-    dtype = common_dtype(x, weight, bias)
-    weight = weight.to(dtype)
-    bias = None if bias is None else bias.to(dtype)
-    if not autocast_enabled(device):  # under autocast the norm is taken before x is rounded: a float32 row of 1e5 would be inf in float16
-        x = x.to(dtype)
+    x, weight, bias = promoted(x, weight, bias)
     with without_autocast(device):
         if torch.compiler.is_compiling() or forward_mode():
             # Inductor fuses the plain expression; and a Function's own jvp is a constant to a second forward derivative: zero, silently.
