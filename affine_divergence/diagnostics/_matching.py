@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from affine_divergence.diagnostics._self_terms import PLAIN, corrected_term, plain_term, sqnorms, uncorrected
+from affine_divergence.diagnostics._self_terms import CORRECTED, corrected_term, plain_term, sqnorms, uncorrected
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +52,7 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
         raise TypeError(f"lr must be a number, got {type(lr).__name__}")
     if not 0.0 < lr < float("inf"):
         raise ValueError(f"lr must be positive and finite, got {lr!r}")
-    layers = [layer for layer in model.modules() if isinstance(layer, tuple(PLAIN))]
+    layers = [layer for layer in model.modules() if isinstance(layer, CORRECTED)]
     if not layers:
         raise ValueError(
             "the model has no AffineLikeLinear, NormLikeLinear or PatchNormConv layer to match; pass the corrected model, not the plain one"
@@ -99,7 +99,7 @@ class _Means:
         return sum(self._sums[key] / rows for key, rows in self._rows.items()) / len(self._rows)
 
 
-def _run(model: torch.nn.Module, inputs: Any, layers: list[torch.nn.Module], at_call: Callable[..., Tensor | None]) -> None:
+def _run(model: torch.nn.Module, inputs: Any, layers: Sequence[torch.nn.Module], at_call: Callable[..., Tensor | None]) -> None:
     def hook(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         return at_call(layer, output, *inspect.signature(layer.forward).bind(*args, **kwargs).args)
 

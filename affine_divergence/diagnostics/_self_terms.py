@@ -14,31 +14,14 @@ from torch.func import functional_call
 from affine_divergence.functional._arguments import check_eps
 from affine_divergence.functional._rows import row_sqnorm
 from affine_divergence.functional._scale import affine_like, norm_like
-from affine_divergence.nn import (
-    AffineLikeLinear,
-    NormLikeLinear,
-    PatchNormConv1d,
-    PatchNormConv2d,
-    PatchNormConv3d,
-    PatchNormConvTranspose1d,
-    PatchNormConvTranspose2d,
-    PatchNormConvTranspose3d,
-)
+from affine_divergence.nn import AffineLikeLinear, NormLikeLinear
+from affine_divergence.nn._patch_norm import PatchNorm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PLAIN: dict[type[nn.Module], type[nn.Module]] = {
-    AffineLikeLinear: nn.Linear,
-    NormLikeLinear: nn.Linear,
-    PatchNormConv1d: nn.Conv1d,
-    PatchNormConv2d: nn.Conv2d,
-    PatchNormConv3d: nn.Conv3d,
-    PatchNormConvTranspose1d: nn.ConvTranspose1d,
-    PatchNormConvTranspose2d: nn.ConvTranspose2d,
-    PatchNormConvTranspose3d: nn.ConvTranspose3d,
-}
-"""The corrected layers, and torch's layers without the correction."""
+CORRECTED = (AffineLikeLinear, NormLikeLinear, PatchNorm)
+"""The types of the corrected layers."""
 
 
 def corrected_term(layer: Any, sqnorms: Tensor) -> Tensor:
@@ -84,7 +67,8 @@ def _plain_forward(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *
 
 
 def _plain_type(layer: nn.Module) -> type[nn.Module]:
-    return next(plain for corrected, plain in PLAIN.items() if isinstance(layer, corrected))
+    # Torch's layer without the correction.
+    return layer._plain if isinstance(layer, PatchNorm) else nn.Linear
 
 
 def _is_norm_like(layer: Any) -> bool:
