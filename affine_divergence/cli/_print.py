@@ -26,7 +26,7 @@ def _print_tables(report: Report) -> None:
     from rich.console import Console
 
     summary = report.summary
-    methods, _ = matrix(summary.settings)
+    methods, rows = matrix(summary.settings)
     console = Console(width=None if sys.stdout.isatty() else max(140, 50 + 15 * len(methods)))
     if report.claims:
         table = _table(f"{summary.grid.study} on {summary.grid.data}: did the paper's claims hold?", CLAIM_HEADERS, left=(0, 1, 2, 7))
@@ -34,7 +34,10 @@ def _print_tables(report: Report) -> None:
             table.add_row(*claim_line(judged).cells)
         console.print(table)
         console.print()
-    (_print_settings if len(summary.settings) <= FEW else _print_matrix)(console, summary)
+    if len(summary.settings) <= FEW:
+        _print_settings(console, summary)
+    else:
+        _print_matrix(console, summary, methods, rows)
     if summary.missing:
         verdicts = " The verdicts are not final." if report.claims else ""
         console.print(f"Not finished: {summary.missing} trials of the present stage are missing.{verdicts}")
@@ -53,8 +56,7 @@ def _print_settings(console: Console, summary: Summary) -> None:
         console.print()
 
 
-def _print_matrix(console: Console, summary: Summary) -> None:
-    methods, rows = matrix(summary.settings)
+def _print_matrix(console: Console, summary: Summary, methods: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     title = f"{summary.grid.study} on {summary.grid.data}: test accuracy, %, ± half its 95 % interval"
     table = _table(title, ("setting", "n", *map(_in_two, methods)))
     for row in rows:
