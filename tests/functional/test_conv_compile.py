@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 from conv_maps import EVERY, PLAIN, TABLE, ConvMap
+from exporting import Model, onnxruntime_output
 from maps import gradients
 from oracles import TOLERANCE, close
 from torch import Tensor
@@ -139,20 +138,9 @@ def test_inductors_code_gives_the_outputs_and_gradients_of_eager_mode() -> None:
         close(actual, wanted)
 
 
-class _Model(torch.nn.Module):
-    def __init__(self, map_: ConvMap, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.map_ = map_
-        self.weight = torch.nn.Parameter(weight.detach())
-        self.bias = None if bias is None else torch.nn.Parameter(bias.detach())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.map_(x, self.weight, self.bias)
-
-
-def _model(map_: ConvMap, dtype: torch.dtype) -> tuple[_Model, Tensor]:
+def _model(map_: ConvMap, dtype: torch.dtype) -> tuple[Model, Tensor]:
     x, weight, bias = map_.tensors(2, *SIZES[map_.dims], dtype=dtype)
-    return _Model(map_, weight, bias).eval(), x.detach()
+    return Model(map_, weight, bias).eval(), x.detach()
 
 
 @pytest.mark.parametrize("map_", [m for m in PLAIN if m.bias], ids=str)
@@ -178,12 +166,7 @@ def test_an_exported_program_with_dynamic_sizes_takes_other_images(map_: ConvMap
 def test_onnxruntime_computes_the_map(map_: ConvMap, tmp_path: Path) -> None:
     model, x = _model(map_, torch.float32)
     x[1] = 0.0
-    program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
-    assert program is not None
-    program.save(tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    (z,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    close(torch.from_numpy(np.asarray(z)), model(x))
+    close(onnxruntime_output(model, x, tmp_path), model(x))
 
 
 def test_patch_norms_compile_to_one_graph() -> None:

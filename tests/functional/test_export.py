@@ -3,29 +3,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
+from exporting import Model, onnxruntime_output
 from maps import PLAIN, Map, every_kind, every_map
 from oracles import close
 from torch import Tensor
 
 
-class _Model(torch.nn.Module):
-    def __init__(self, map_: Map, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.map_ = map_
-        self.weight = torch.nn.Parameter(weight.detach())
-        self.bias = None if bias is None else torch.nn.Parameter(bias.detach())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.map_(x, self.weight, self.bias)
-
-
-def _model(map_: Map, dtype: torch.dtype = torch.float32) -> tuple[_Model, Tensor]:
+def _model(map_: Map, dtype: torch.dtype = torch.float32) -> tuple[Model, Tensor]:
     x, weight, bias = map_.tensors(5, 4, 6, dtype=dtype)
-    return _Model(map_, weight, bias).eval(), x.detach()
+    return Model(map_, weight, bias).eval(), x.detach()
 
 
 @every_map
@@ -48,9 +36,4 @@ def test_an_exported_program_with_a_dynamic_batch_takes_other_batches(map_: Map)
 def test_onnxruntime_computes_the_map(map_: Map, tmp_path: Path) -> None:
     model, x = _model(map_)
     x[1] = 0.0
-    program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
-    assert program is not None
-    program.save(tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    (z,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    close(torch.from_numpy(np.asarray(z)), model(x))
+    close(onnxruntime_output(model, x, tmp_path), model(x))
