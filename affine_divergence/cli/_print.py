@@ -62,7 +62,7 @@ def _print_matrix(console: Console, summary: Summary, methods: Sequence[str], ro
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    console.print("*: a learning rate at the edge of those tried. †: runs diverged, which count as chance.", highlight=False)
+    console.print("*: a learning rate, or damping, at the edge of those tried. †: runs diverged, which count as chance.", highlight=False)
     console.print()
 
 

@@ -30,7 +30,8 @@ def forecast(grid: Grid) -> Forecast:
     if grid.tuning is None:
         count = len(plan(grid, {}).missing)
         return Forecast(cells, (0, 0), (count, count))
-    bounds = [_bounds(rates, grid.tuning) for rates in grid.rates().values()]
+    dampings = grid.dampings()
+    bounds = [_bounds(rates, grid.tuning, len(dampings.get(cell, (None,)))) for cell, rates in grid.rates().items()]
     # A rate fixed by the file may turn out to be the tuned one as well: then a seed of both is one trial.
     least = len({(one.cell, seed) for one in series for seed in one.seeds})
     most = sum(len(one.seeds) for one in series)
@@ -38,14 +39,15 @@ def forecast(grid: Grid) -> Forecast:
 
 
 @cache
-def _bounds(rates: tuple[float, ...], tuning: Tuning) -> tuple[int, int]:
-    # Of one cell, whatever it is: cells with the same rates are tuned alike.
+def _bounds(rates: tuple[float, ...], tuning: Tuning, dampings: int) -> tuple[int, int]:
+    # Of one cell, whatever it is: cells with the same rates are tuned alike, and so for each damping.
     seed = max(tuning.seeds) + 1
     axes = Axes(
         method=("none",), width=(1,), depth=(1,), activation=("tanh",), batch_size=(1,), steps=(1,), seed=(seed,), learning_rate=rates
     )
     counts = list(_counts(Grid(study="s", data="digits", grid=(axes,), tuning=tuning), {}, 1.0))
-    return min(counts), max(counts)
+    further = min(tuning.extend, 2 * (dampings - 1))  # to either side no more than there are already
+    return dampings * min(counts), (dampings + further) * max(counts)
 
 
 def _counts(grid: Grid, accuracies: Mapping[Trial, float], best: float) -> Iterator[int]:

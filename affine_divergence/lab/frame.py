@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars
 
 PROVENANCE = ("source_digest", "data_digest", "device", "processor", "threads", "python", "torch")
-LATER = ("train_images", "pattern", "timing", "claims")  # columns that older tables lack; null there
+LATER = ("train_images", "pattern", "damping", "timing", "claims")  # columns that older tables lack; null there
 
 
 def to_frame(records: Sequence[Record], study: str, grid_text: str, claims_text: str | None = None) -> polars.DataFrame:
@@ -112,6 +112,7 @@ def _schema() -> dict[str, Any]:
         "activation": pl.String,
         "batch_size": pl.Int64,
         "learning_rate": pl.Float64,
+        "damping": pl.Float64,
         "seed": pl.Int64,
         "epochs": pl.Int64,
         "steps": pl.Int64,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.pattern import Pattern, check_depth
-from affine_divergence.lab.trial import Activation, Cell, Method, PositiveFloat, PositiveInt, Seed, check_methods
+from affine_divergence.lab.trial import DAMPED, Activation, Cell, Method, PositiveFloat, PositiveInt, Seed, check_methods
 
 MAX_TRIALS = 1_000_000
 CLOSEST = 1.02  # a range of learning rates is continued by numbers of three digits
@@ -22,7 +22,9 @@ CLOSEST = 1.02  # a range of learning rates is continued by numbers of three dig
 class Axes(BaseModel):
     """The values whose product is a block of the grid; a single value may stand without brackets.
 
-    With `rate_from_batch_size` nothing is tuned here: each cell is tested at the learning rate chosen for it at that batch size.
+    `damping` belongs to the methods batch and foof alone: their product with it is taken, the other methods do not see it.
+    With `rate_from_batch_size` nothing is tuned here: each cell is tested at the learning rate, and damping, chosen for it at that batch
+    size.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -34,6 +36,7 @@ class Axes(BaseModel):
     activation: Annotated[tuple[Activation, ...], Field(min_length=1)]
     batch_size: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     learning_rate: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None
+    damping: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None
     rate_from_batch_size: PositiveInt | None = None
     seed: Annotated[tuple[Seed, ...], Field(min_length=1)]
     epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
@@ -53,6 +56,11 @@ class Axes(BaseModel):
             raise ValueError("give either epochs or steps")
         if (self.learning_rate is None) == (self.rate_from_batch_size is None):
             raise ValueError("give either learning_rate or rate_from_batch_size")
+        damped = [method for method in self.method if method in DAMPED]
+        if damped and self.learning_rate is not None and self.damping is None:
+            raise ValueError(f"{damped[0]} needs a damping: give values such as damping = [0.01, 0.1, 1.0]")
+        if self.damping is not None and not (damped and self.learning_rate is not None):
+            raise ValueError(f"damping goes with the methods {' and '.join(DAMPED)}, where a learning_rate is given; leave it out here")
         count = math.prod(len(values) for _, values in self if isinstance(values, tuple))
         if count > MAX_TRIALS:
             raise ValueError(f"asks for {count:,} trials; at most {MAX_TRIALS:,} go into one block")
@@ -78,7 +86,7 @@ class Axes(BaseModel):
 
 
 class Tuning(BaseModel):
-    """Two-stage tuning: every `stride`-th rate with the first seed, then the best one's neighbours with every seed."""
+    """Two-stage tuning: every `stride`-th rate with the first seed, then the best one's neighbours with every seed; so for each damping."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -118,7 +126,7 @@ class Grid(BaseModel):
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        rates = self.rates()
+        rates, dampings = self.rates(), self.dampings()
         untuned = sorted({series.rate_of.batch_size for series in self.series() if series.rate_of not in rates})
         if untuned:
             raise ValueError(f"rate_from_batch_size = {untuned[0]}, but no block tunes the like of every cell there at that batch size")
@@ -129,12 +137,11 @@ class Grid(BaseModel):
             if len(set(self.tuning.seeds)) != len(self.tuning.seeds):
                 raise ValueError(f"tuning.seeds holds a value twice: {list(self.tuning.seeds)}")
             for ladder in rates.values():
-                if list(ladder) != sorted(ladder):
-                    raise ValueError("learning_rate must ascend where it is tuned")
-                if any(high < CLOSEST * low for low, high in itertools.pairwise(ladder)):
-                    raise ValueError(f"learning rates that are tuned differ by 2 % at least from one to the next, got {list(ladder)}")
+                _check_ladder("learning_rate", ladder)
                 if len(ladder) < 3:
                     raise ValueError("tuning needs at least three learning rates")
+            for ladder in dampings.values():
+                _check_ladder("damping", ladder)
         elif any(block.learning_rate is None for block in self.grid):
             raise ValueError("rate_from_batch_size takes a tuned learning rate; add a [tuning] table")
         return self
@@ -154,6 +161,17 @@ class Grid(BaseModel):
                     raise ValueError(f"two blocks hold {cell} with different learning_rate; give them the same")
         return rates
 
+    def dampings(self) -> dict[Cell, tuple[float, ...]]:
+        """The dampings of each such cell whose method has one; two blocks that share a cell must agree on them."""
+        dampings: dict[Cell, tuple[float, ...]] = {}
+        for block in self.grid:
+            if block.damping is None:
+                continue
+            for cell in block.cells(self.data, self.train_images):
+                if cell.method in DAMPED and dampings.setdefault(cell, block.damping) != block.damping:
+                    raise ValueError(f"two blocks hold {cell} with different damping; give them the same")
+        return dampings
+
     def series(self) -> list[Series]:
         """What is tested, in the file's order; a cell that several blocks hold is tested with the seeds of them all."""
         seeds: dict[tuple[Cell, int | None], dict[int, None]] = {}
@@ -163,6 +181,13 @@ class Grid(BaseModel):
         return [
             Series(cell, replace(cell, batch_size=size or cell.batch_size), tuple(found), size) for (cell, size), found in seeds.items()
         ]
+
+
+def _check_ladder(name: str, ladder: tuple[float, ...]) -> None:
+    if list(ladder) != sorted(ladder):
+        raise ValueError(f"{name} must ascend where it is tuned")
+    if any(high < CLOSEST * low for low, high in itertools.pairwise(ladder)):
+        raise ValueError(f"values of {name} that are tuned differ by 2 % at least from one to the next, got {list(ladder)}")
 
 
 def read_grid(path: Path) -> tuple[Grid, str]:

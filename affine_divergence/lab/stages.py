@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from affine_divergence.lab.grid import Grid
 from affine_divergence.lab.store import Record
 from affine_divergence.lab.trial import Cell, Trial
-from affine_divergence.lab.tuning import Plan, plan
+from affine_divergence.lab.tuning import Plan, plan, tested
 
 
 def scores(records: Sequence[Record]) -> dict[Trial, float]:
@@ -39,10 +39,5 @@ def stages(grid: Grid, accuracies: Mapping[Trial, float], guess: Callable[[Trial
 def _without(waiting: Collection[Cell], grid: Grid, planned: Plan) -> list[Trial]:
     if any(trial.role == "tuning" for trial in planned.missing):
         return [trial for trial in planned.missing if trial.cell not in waiting]
-    wanted = {
-        series.cell.trial(planned.choices[series.rate_of].learning_rate, seed, "evaluation")
-        for series in grid.series()
-        if series.rate_of not in waiting
-        for seed in series.seeds
-    }
+    wanted = {trial for series in grid.series() if series.rate_of not in waiting for trial in tested(series, planned.choices)}
     return [trial for trial in planned.missing if trial in wanted]

@@ -52,10 +52,11 @@ def status_of(folder: Path) -> Status:
 
 
 def middling(grid: Grid) -> Callable[[Trial], float]:
-    """A guess of accuracies by which a rate in the middle is the best, so that no range of rates is extended for it."""
-    middles = {cell: math.sqrt(rates[0] * rates[-1]) for cell, rates in grid.rates().items()}
+    """A guess of accuracies by which values in the middle are the best, so that no range of them is extended for it."""
+    rates, dampings = ({cell: math.sqrt(v[0] * v[-1]) for cell, v in ladders.items()} for ladders in (grid.rates(), grid.dampings()))
 
     def guess(trial: Trial) -> float:
-        return -abs(math.log(trial.learning_rate / middles[trial.cell])) if trial.cell in middles else 0.0
+        pairs = (trial.learning_rate, rates.get(trial.cell)), (trial.damping, dampings.get(trial.cell))
+        return -sum(abs(math.log(value / middle)) for value, middle in pairs if value and middle)
 
     return guess

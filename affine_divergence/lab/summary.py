@@ -19,7 +19,7 @@ REFERENCE = "affine-like"  # the method whose lead over each other one is tested
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method in a setting, at the learning rate chosen for it on the validation images."""
+    """A method in a setting, at the learning rate, and damping, chosen for it on the validation images."""
 
     cell: Cell
     choice: Choice
@@ -33,8 +33,15 @@ class MethodRow:
 
     @property
     def at_edge(self) -> bool:
-        """Whether a better rate may lie beyond those tried."""
-        return self.choice.at_edge and not self.hopeless
+        """Whether a better rate or damping may lie beyond those tried."""
+        return (self.choice.at_edge or self.choice.damping_at_edge) and not self.hopeless
+
+    @property
+    def edge(self) -> str:
+        """Which of the two is at an edge, in words."""
+        choice = self.choice
+        values = [("learning rate", choice.learning_rate, choice.at_edge), ("damping", choice.damping, choice.damping_at_edge)]
+        return ", ".join(f"{name} {value:g}" for name, value, at_edge in values if at_edge)
 
     @property
     def not_finite(self) -> int:
@@ -94,12 +101,12 @@ def summarise(grid: Grid, records: Sequence[Record]) -> Summary:
     """The summary of whatever is finished."""
     planned = plan(grid, scores(records))
     choices = planned.choices if grid.tuning is not None else _best_of_evaluation(grid, records)
-    tested: dict[tuple[Cell, float], list[Record]] = defaultdict(list)
+    tested: dict[tuple[Cell, float, float | None], list[Record]] = defaultdict(list)
     tried: dict[Cell, list[Record]] = defaultdict(list)
     for record in records:
         trial = record.trial
         if trial.role == "evaluation" and record.outcome.test_accuracy is not None:
-            tested[trial.cell, trial.learning_rate].append(record)
+            tested[trial.cell, trial.learning_rate, trial.damping].append(record)
         if trial.role == ("evaluation" if grid.tuning is None else "tuning"):
             tried[replace(trial.cell, method="none")].append(record)
     settings: dict[tuple[Cell, int | None], list[MethodRow]] = {}
@@ -107,7 +114,8 @@ def summarise(grid: Grid, records: Sequence[Record]) -> Summary:
         choice = choices.get(series.rate_of)
         if choice is None:
             continue
-        own = [record for record in tested[series.cell, choice.learning_rate] if record.trial.seed in series.seeds]
+        of_choice = tested[series.cell, choice.learning_rate, choice.damping]
+        own = [record for record in of_choice if record.trial.seed in series.seeds]
         if own:
             own.sort(key=lambda record: record.trial.seed)
             accuracy = mean_interval([_accuracy(record) for record in own])
@@ -124,14 +132,18 @@ def summarise(grid: Grid, records: Sequence[Record]) -> Summary:
 
 def _best_of_evaluation(grid: Grid, records: Sequence[Record]) -> dict[Cell, Choice]:
     # Without tuning seeds the rate is chosen by the validation accuracy of the evaluation trials themselves.
-    accuracies: dict[Cell, dict[float, list[float]]] = {}
+    accuracies: dict[Cell, dict[tuple[float, float | None], list[float]]] = {}
     for record in records:
         if record.trial.role == "evaluation" and record.outcome.validation_accuracy is not None:
-            rates = accuracies.setdefault(record.trial.cell, {})
-            rates.setdefault(record.trial.learning_rate, []).append(record.outcome.validation_accuracy)
-    best = {cell: max(sorted(rates), key=lambda rate: fmean(rates[rate])) for cell, rates in accuracies.items()}
-    ladders = grid.rates()
-    return {cell: Choice(rate, at_edge=_at_edge(rate, ladders[cell])) for cell, rate in best.items() if cell in ladders}
+            tried = accuracies.setdefault(record.trial.cell, {})
+            tried.setdefault((record.trial.learning_rate, record.trial.damping), []).append(record.outcome.validation_accuracy)
+    best = {cell: max(sorted(tried), key=lambda one: fmean(tried[one])) for cell, tried in accuracies.items()}
+    rates, dampings = grid.rates(), grid.dampings()
+    return {
+        cell: Choice(rate, _at_edge(rate, rates[cell]), damping, damping is not None and _at_edge(damping, dampings[cell]))
+        for cell, (rate, damping) in best.items()
+        if cell in rates and (damping is None or cell in dampings)
+    }
 
 
 def _hopeless(cell: Cell, tried: Mapping[Cell, Sequence[Record]]) -> bool:

@@ -24,8 +24,15 @@ Method = Literal[
     "norm-like-gain",
     "affine-like",
     "affine-like-gain",
+    "sample",
+    "batch",
+    "foof",
 ]
-FULLY_CONNECTED: tuple[Method, ...] = ("none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like")
+# The forward pass is that of none: the weights' gradients alone are corrected, by foof with a running average of the batches' X̃ᵀX̃.
+GRADIENT_ONLY: tuple[Method, ...] = ("sample", "batch", "foof")
+DAMPED: tuple[Method, ...] = ("batch", "foof")  # which have a damping, tuned beside the learning rate
+FOOF_DECAY, FOOF_REFRESH = 0.95, 50  # of its average a step; steps from one inversion to the next
+FULLY_CONNECTED: tuple[Method, ...] = ("none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like", *GRADIENT_ONLY)
 # LayerNorm and RMSNorm of images: over all numbers of a sample, or over the channels at each position. The two corrections at gain 1, and
 # at gain √(d + 1) for the d numbers of a patch.
 CONVOLUTIONAL: tuple[Method, ...] = (
@@ -57,6 +64,13 @@ def check_methods(methods: Sequence[Method], pattern: str | None) -> None:
             raise ValueError(f"{method} is no method of {model} which have {', '.join(known)}")
 
 
+def check_damping(method: Method, damping: float | None) -> None:
+    """Raise ValueError where a method lacks its damping, or is given one that it has not."""
+    if (method in DAMPED) != (damping is not None):
+        says = "needs a damping" if damping is None else "has no damping"
+        raise ValueError(f"{method} {says}; a damping goes with {' and '.join(DAMPED)} and with no other method")
+
+
 def methods_of(pattern: str | None) -> tuple[Method, ...]:
     """The methods that there are for fully-connected nets, or for convolutional ones where a pattern is given."""
     return FULLY_CONNECTED if pattern is None else CONVOLUTIONAL
@@ -66,7 +80,8 @@ class Trial(BaseModel):
     """One net trained by plain stochastic gradient descent on the mean cross-entropy.
 
     A fully-connected one; or, with a `pattern` of kernels and strides, a convolutional one, whose width is its channels and whose depth is
-    its convolutions.
+    its convolutions. The methods batch and foof have a damping, in units of the mean squared norm of a layer's inputs, the bias's 1
+    included.
 
     A tuning trial never sees the test images; an evaluation trial is tested once, after its last step. With `train_images` only the
     first that many images of the training part are used, in its fixed random order.
@@ -81,6 +96,7 @@ class Trial(BaseModel):
     activation: Activation
     batch_size: PositiveInt
     learning_rate: PositiveFloat
+    damping: PositiveFloat | None = None
     seed: Seed
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
@@ -97,6 +113,7 @@ class Trial(BaseModel):
     @model_validator(mode="after")
     def _of_one_model(self) -> Self:
         check_methods([self.method], self.pattern)
+        check_damping(self.method, self.damping)
         if self.pattern:
             check_depth(self.pattern, self.depth)
         return self
@@ -105,7 +122,7 @@ class Trial(BaseModel):
     def key(self) -> str:
         """The hash of the trial's canonical form: 0.1, 1e-1 and .10 are one learning rate, hence one key."""
         form = self.model_dump()
-        for later in ("train_images", "pattern"):
+        for later in ("train_images", "pattern", "damping"):
             if form[later] is None:
                 del form[later]  # as before there was such a field
         canonical = json.dumps(form, sort_keys=True, separators=(",", ":"))
@@ -117,13 +134,13 @@ class Trial(BaseModel):
 
     @property
     def shared(self) -> tuple[Cell, Role]:
-        """What trials have in common that can be trained together: all but learning rate, seed and, in fully-connected nets, method."""
+        """What trials have in common that can be trained together: all but rate, damping, seed and, in fully-connected nets, method."""
         return self.cell if self.pattern else replace(self.cell, method="none"), self.role
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A trial without its learning rate, seed and role: what a learning rate is tuned for."""
+    """A trial without its learning rate, damping, seed and role: what these two are tuned for."""
 
     data: str
     method: Method
@@ -141,5 +158,5 @@ class Cell:
         """Depth × width, and the pattern of a convolutional net."""
         return f"{self.depth} × {self.width}{f' {self.pattern}' if self.pattern else ''}"
 
-    def trial(self, learning_rate: float, seed: int, role: Role) -> Trial:
-        return Trial(**asdict(self), learning_rate=learning_rate, seed=seed, role=role)
+    def trial(self, learning_rate: float, seed: int, role: Role, damping: float | None = None) -> Trial:
+        return Trial(**asdict(self), learning_rate=learning_rate, damping=damping, seed=seed, role=role)

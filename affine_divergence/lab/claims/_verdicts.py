@@ -159,7 +159,7 @@ def _obstacles(line: Line, members: Sequence[Member], comparisons: Sequence[Comp
     if few:
         found.append(Obstacle("too few seeds", "; ".join(few)))
     edges = [
-        f"{member.method} at {member.place.name} (learning rate {member.row.choice.learning_rate:g})"
+        f"{member.method} at {member.place.name} ({member.row.edge})"
         for member in members
         if member.row and member.row.at_edge
     ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from affine_divergence.lab.claims import Comparison, Judged, Member, Part, Unit
-from affine_divergence.lab.report._tables import diverged, flags_of, p_value, percent
+from affine_divergence.lab.report._tables import chosen_rate, diverged, flags_of, p_value, percent
 from affine_divergence.lab.statistics import Interval
 
 CLAIM_HEADERS = ("claim", "statement", "verdict", "effect, points", "n", "p", "p, Holm", "why")
@@ -202,7 +202,7 @@ def _cell(member: Member) -> tuple[str, ...]:
     return (
         member.place.name,
         member.method,
-        f"{row.choice.learning_rate:g}" + ("*" if row.at_edge else ""),
+        chosen_rate(row),
         str(accuracy.n) if accuracy.n == row.wanted else f"{accuracy.n} of {row.wanted}",
         percent(row.accuracy.mean),
         "–" if accuracy.n == 1 else f"[{accuracy.low:.2f}, {accuracy.high:.2f}]",

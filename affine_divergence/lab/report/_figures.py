@@ -34,7 +34,7 @@ def accuracy_figure(setting: Setting) -> str:
 
 
 def learning_rate_figure(setting: Setting) -> str:
-    """Validation accuracy against the learning rate, as tried; the chosen rate is ringed."""
+    """Validation accuracy against the learning rate, as tried, at the chosen damping where there is one; the chosen rate is ringed."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullLocator
 
@@ -43,7 +43,8 @@ def learning_rate_figure(setting: Setting) -> str:
         for row in setting.rows:
             by_rate: dict[float, list[float]] = defaultdict(list)
             for record in setting.tried:
-                if record.trial.method == row.cell.method and record.outcome.validation_accuracy is not None:
+                own = record.trial.method == row.cell.method and record.trial.damping == row.choice.damping
+                if own and record.outcome.validation_accuracy is not None:
                     by_rate[record.trial.learning_rate].append(100 * record.outcome.validation_accuracy)
             rates = sorted(by_rate)
             means = [sum(by_rate[rate]) / len(by_rate[rate]) for rate in rates]

@@ -31,6 +31,7 @@ from affine_divergence.lab.report._sweeps import heading, sweeps
 from affine_divergence.lab.report._tables import HEADERS, headline, lines, matrix
 from affine_divergence.lab.store import Record
 from affine_divergence.lab.summary import Setting, Summary, summarise
+from affine_divergence.lab.trial import FOOF_DECAY, FOOF_REFRESH, GRADIENT_ONLY
 
 FEW = 3  # settings that stand open on the page and in the terminal; more are told in one table first
 CAPTIONS = {
@@ -80,6 +81,8 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
         networks=_networks(kinds),
         fully_connected=False in kinds,
         convolutional=True in kinds,
+        gradient_only=any(row.cell.method in GRADIENT_ONLY for setting in summary.settings for row in setting.rows),
+        foof=(FOOF_DECAY, FOOF_REFRESH),
         headers={
             "claims": CLAIM_HEADERS,
             "shown": SHOWN_HEADERS,

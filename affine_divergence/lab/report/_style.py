@@ -24,6 +24,9 @@ COLOURS = {  # Okabe and Ito's palette: told apart with any colour vision
     "norm-like-gain": "#D55E00",
     "affine-like": "#0072B2",
     "affine-like-gain": "#0072B2",
+    "sample": "#999999",
+    "batch": "#56B4E9",
+    "foof": "#56B4E9",
 }
 MARKERS = {
     "none": "o",
@@ -38,9 +41,12 @@ MARKERS = {
     "norm-like-gain": "d",
     "affine-like": "*",
     "affine-like-gain": "p",
+    "sample": "X",
+    "batch": "P",
+    "foof": "h",
 }
-# Lines, with hollow markers: beside the like per sample, or at gain 1, of one colour.
-BROKEN = ("layer-norm-position", "rms-norm-position", "norm-like-gain", "affine-like-gain")
+# Lines, with hollow markers: beside the like per sample, at gain 1, or without an average, of one colour.
+BROKEN = ("layer-norm-position", "rms-norm-position", "norm-like-gain", "affine-like-gain", "foof")
 STYLE: Any = {
     "font.size": 10,
     "font.family": "sans-serif",

@@ -50,6 +50,15 @@ def points(interval: Interval) -> str:
     return f"{100 * interval.mean:+.2f} [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
 
 
+def chosen_rate(row: MethodRow) -> str:
+    """The chosen learning rate, and damping, starred where it is the lowest or highest of all tried."""
+    choice = row.choice
+    rate = f"{choice.learning_rate:g}" + ("*" if choice.at_edge and not row.hopeless else "")
+    if choice.damping is None:
+        return rate
+    return f"{rate}, damping {choice.damping:g}" + ("*" if choice.damping_at_edge and not row.hopeless else "")
+
+
 def p_value(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "–"
@@ -70,7 +79,9 @@ def flags_of(row: MethodRow) -> list[str]:
     if row.hopeless:
         flags.append("every learning rate tried ended at chance, so none of them is better; the smallest is tested")
     elif row.at_edge:
-        flags.append("the chosen learning rate is the lowest or highest of all tried, so a better one may lie beyond")
+        edges = [("learning rate", row.choice.at_edge), ("damping", row.choice.damping_at_edge)]
+        for what in (name for name, at_edge in edges if at_edge):
+            flags.append(f"the chosen {what} is the lowest or highest of all tried, so a better one may lie beyond")
     if row.diverged:
         low, high = wilson(row.diverged, row.accuracy.n)
         flags.append(
@@ -105,7 +116,7 @@ def _cells(row: MethodRow) -> tuple[str, ...]:
     accuracy = row.accuracy
     return (
         row.cell.method,
-        f"{row.choice.learning_rate:g}" + ("*" if row.at_edge else ""),
+        chosen_rate(row),
         str(accuracy.n),
         percent(accuracy.mean),
         "–" if accuracy.n == 1 else f"[{percent(accuracy.low)}, {percent(accuracy.high)}]",

@@ -1,20 +1,34 @@
 # The first layer of a stack: the replicas that are given the same rows are one product with one wide weight.
 #
 # Layout: for each seed and each kind of input (the images, images less their mean, images normalised over the batch) a weight
-# (d, k·n). Their products stand side by side in one (B, K·n) matrix, seed by seed, and are brought into the stack's order (K, B, n).
+# (d, k·n); one more for each gradient-only correction, and damping, whose update is by other rows than the images. Their products stand
+# side by side in one (B, K·n) matrix, seed by seed, and are brought into the stack's order (K, B, n).
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from affine_divergence.lab.training._gradient_only import Foof, augmented, batch_factor, sample_rows
 from affine_divergence.lab.training._methods import SCALED, BatchNorm
 from affine_divergence.lab.training._seeds import initial_weight
-from affine_divergence.lab.trial import Method, Trial
+from affine_divergence.lab.trial import GRADIENT_ONLY, Method, Trial
 
-KINDS: dict[Method, str] = {"batch-norm": "normed", "layer-norm": "centred"}  # of the rest: "images"
+
+class Kind(NamedTuple):
+    """What a group of replicas is given and stepped by."""
+
+    method: Method  # batch-norm, layer-norm, a gradient-only correction, or none for all the others
+    damping: float
+
+    @staticmethod
+    def of(trial: Trial) -> Kind:
+        """A trial's."""
+        known = trial.method in ("batch-norm", "layer-norm", *GRADIENT_ONLY)
+        return Kind(trial.method if known else "none", trial.damping or 0.0)
 
 
 class FirstLayer:
@@ -24,18 +38,27 @@ class FirstLayer:
         seeds = sorted({trial.seed for trial in trials})
         self.seeds, self.width = seeds, width
         self.seed_of_replica = torch.tensor([seeds.index(trial.seed) for trial in trials], device=like.device)
-        place = sorted(range(len(trials)), key=lambda i: (trials[i].seed, KINDS.get(trials[i].method, "images"), i))
-        self._groups: list[tuple[int, str, list[int]]] = []  # the seed's number, the kind, the replicas
-        for (seed, kind), members in itertools.groupby(place, key=lambda i: (trials[i].seed, KINDS.get(trials[i].method, "images"))):
+        place = sorted(range(len(trials)), key=lambda i: (trials[i].seed, Kind.of(trials[i]), i))
+        self._groups: list[tuple[int, Kind, list[int]]] = []  # the seed's number, the kind, the replicas
+        for (seed, kind), members in itertools.groupby(place, key=lambda i: (trials[i].seed, Kind.of(trials[i]))):
             self._groups.append((seeds.index(seed), kind, list(members)))
         initial = {seed: initial_weight(seed, 0, features, width).to(like) for seed in seeds}
         self._weights = [initial[seeds[number]].repeat(1, len(members)) for number, _, members in self._groups]
-        self._norms = [BatchNorm((), features, like) if kind == "normed" else None for _, kind, _ in self._groups]
+        self._norms = [BatchNorm((), features, like) if kind.method == "batch-norm" else None for _, kind, _ in self._groups]
         self._to_stack = torch.tensor([place.index(i) for i in range(len(trials))], device=like.device)
         self._to_columns = torch.tensor(place, device=like.device)
         group_of = {replica: group for group, (_, _, members) in enumerate(self._groups) for replica in members}
         scaled = [group_of[i] for i, trial in enumerate(trials) if trial.method in SCALED]
         self._squared = sorted(set(scaled))  # the groups whose rows' norms are wanted
+        corrected = [group_of[i] for i, trial in enumerate(trials) if trial.method in GRADIENT_ONLY]
+        self._corrected = sorted(set(corrected))
+        self._corrected_of = torch.tensor([self._corrected.index(group) for group in corrected], dtype=torch.long, device=like.device)
+        self._foofs = {
+            number: Foof([kind.damping for other, kind, _ in self._groups if other == number and kind.method == "foof"])
+            for number, kind, _ in self._groups
+            if kind.method == "foof"
+        }
+        self._factors: dict[int, Tensor] = {}  # of the groups of the batch correction
         self._square_of = torch.tensor([self._squared.index(group) for group in scaled], dtype=torch.long, device=like.device)
 
     def weight(self, replica: int) -> Tensor:
@@ -56,7 +79,7 @@ class FirstLayer:
             x = images[number]
             if norm is not None:
                 x = norm.normalise_(x.clone(), training)
-            elif kind == "centred":
+            elif kind.method == "layer-norm":
                 x = x - x.mean(-1, keepdim=True)
             self._inputs.append(x)
             torch.mm(x, weight, out=wide[:, start : start + weight.shape[1]])
@@ -65,10 +88,29 @@ class FirstLayer:
         squares = [self._inputs[group].square().sum(-1, keepdim=True) for group in self._squared]
         return product.add_(bias), torch.stack(squares).index_select(0, self._square_of) if squares else None
 
+    def correct(self) -> Tensor:
+        """Make what the gradient-only corrections step by, and return what their biases do, (K', 1, B), a number a row."""
+        biases: dict[int, Tensor] = {}
+        self._factors = {}
+        for number in dict.fromkeys(self._groups[group][0] for group in self._corrected):
+            groups = {group: self._groups[group][1] for group in self._corrected if self._groups[group][0] == number}
+            images = augmented(self._inputs[next(iter(groups))]).unsqueeze(0)
+            of_foof = iter(self._foofs[number](images) if number in self._foofs else ())
+            for group, kind in groups.items():
+                if kind.method == "batch":
+                    # Images have far more numbers than a layer, so (X̃X̃ᵀ + λ)⁻¹ is applied to the change, not to them.
+                    (self._factors[group],) = batch_factor(images, kind.damping)
+                    (biases[group],) = torch.cholesky_solve(images[0, :, -1:], self._factors[group]).mT
+                else:
+                    (rows,) = sample_rows(images) if kind.method == "sample" else next(of_foof)
+                    self._inputs[group], biases[group] = rows[:, :-1], rows[:, -1]
+        return torch.stack([biases[group] for group in self._corrected]).index_select(0, self._corrected_of).unsqueeze(1)
+
     def update(self, change: Tensor) -> None:
-        """Add to each weight the product of its inputs with a change (K, B, n) of what it gave."""
+        """Add to each weight the product of its rows with a change (K, B, n) of what it gave."""
         wide = change.transpose(0, 1).index_select(1, self._to_columns).view(change.shape[1], -1)
         start = 0
-        for weight, x in zip(self._weights, self._inputs, strict=True):
-            weight.addmm_(x.mT, wide[:, start : start + weight.shape[1]])
+        for group, (weight, x) in enumerate(zip(self._weights, self._inputs, strict=True)):
+            own = wide[:, start : start + weight.shape[1]]
+            weight.addmm_(x.mT, torch.cholesky_solve(own, self._factors[group]) if group in self._factors else own)
             start += weight.shape[1]

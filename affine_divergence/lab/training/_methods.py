@@ -3,22 +3,23 @@
 # Every method but BatchNorm works on rows: with a' the row a, or a less its mean (LayerNorm), the layer is
 #     z = s·(Wa') + b, or s·(Wa' + b) (affine-like),   s = (α‖a'‖² + β)^(−1/2),
 # so that four of them share one product before the first layer, where a is the image, and differ in α and β alone.
-# BatchNorm works on columns and gives the layer x = (a − μ)/√(v + ε). No method has parameters.
+# BatchNorm works on columns and gives the layer x = (a − μ)/√(v + ε). No method has parameters. The gradient-only corrections
+# have the layer of none: `_gradient_only` says how they step.
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
 from affine_divergence.functional._rows import DEFAULT_EPS
-from affine_divergence.lab.trial import Method
+from affine_divergence.lab.trial import GRADIENT_ONLY, Method
 
 TORCH_EPS = 1e-5  # nn.BatchNorm's and nn.LayerNorm's default; nn.RMSNorm's is float32's epsilon
 MOMENTUM = 0.1
 LEAKY_SLOPE = 0.01
 
-# The replicas' order in a stack: those whose rows are scaled stand side by side.
-ORDER: tuple[Method, ...] = ("batch-norm", "none", "rms-norm", "norm-like", "affine-like", "layer-norm")
-SCALED = ORDER[2:]
+# The replicas' order in a stack: those that are treated together stand side by side.
+SCALED: tuple[Method, ...] = ("rms-norm", "norm-like", "affine-like", "layer-norm")
+ORDER: tuple[Method, ...] = ("batch-norm", "none", *GRADIENT_ONLY, *SCALED)
 
 
 def scale_rule(method: Method, features: int) -> tuple[float, float]:

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from affine_divergence.lab.training._first_layer import FirstLayer
+from affine_divergence.lab.training._gradient_only import Corrections, augmented
 from affine_divergence.lab.training._methods import LEAKY_SLOPE, ORDER, SCALED, BatchNorm, RowScale
 from affine_divergence.lab.training._seeds import initial_weight
-from affine_divergence.lab.trial import Trial
+from affine_divergence.lab.trial import GRADIENT_ONLY, Trial
 
 ROWS_AT_ONCE = 1000  # when nets are evaluated
 
 
 class Stack:
-    """Fully-connected nets that differ in method, learning rate and seed only, in the order of `sort_key`."""
+    """Fully-connected nets that differ in method, learning rate, damping and seed only, in the order of `sort_key`."""
 
     def __init__(self, trials: Sequence[Trial], features: int, classes: int, like: Tensor) -> None:
         first = trials[0]
@@ -30,6 +31,8 @@ class Stack:
         spans = _spans(trials)
         self._normed, self._affine, self._centred = spans["batch-norm"], spans["affine-like"], spans["layer-norm"]
         self._scaled = slice(spans[SCALED[0]].start, len(trials))
+        self._corrected = slice(spans[GRADIENT_ONLY[0]].start, spans[GRADIENT_ONLY[-1]].stop)
+        self._corrections = [Corrections(trials[self._corrected], like) for _ in sizes[1:-1]]
         self._has_scaled = _length(self._scaled) > 0
         scaled = [trial.method for trial in trials[self._scaled]]
         self._scales = [RowScale(scaled, n, like) for n in sizes[:-1]]
@@ -115,20 +118,33 @@ class Stack:
         for layer in range(len(self.weights), 0, -1):
             weight, x = self.weights[layer - 1], self._inputs[layer]
             assert x is not None
-            radial = self._leave_backward_(layer, dz)
+            rows, ones = self._correct(layer, x)
+            radial = self._leave_backward_(layer, dz, ones)
             dx = torch.bmm(dz, weight.mT)
-            weight.baddbmm_(x.mT, dz)
+            weight.baddbmm_(rows.mT, dz)
             if radial is not None:
                 dx[self._scaled].addcmul_(x[self._scaled], radial)
             self._enter_backward_(layer, dx)
             a = self._activations[layer - 1]
             dz = torch.ops.aten.tanh_backward(dx, a) if self.tanh else torch.ops.aten.leaky_relu_backward(dx, a, LEAKY_SLOPE, True)
-        self._leave_backward_(0, dz)
+        ones = dz.new_ones(len(dz), 1, dz.shape[1])
+        if _length(self._corrected):
+            ones[self._corrected] = self.first.correct()
+        self._leave_backward_(0, dz, ones)
         self.first.update(dz)
 
-    def _leave_backward_(self, layer: int, dz: Tensor) -> Tensor | None:
+    def _correct(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        # The rows that the weights step by, and the numbers that the biases do: x and ones but for the gradient-only corrections.
+        ones = x.new_ones(len(x), 1, x.shape[1])
+        if not _length(self._corrected):
+            return x, ones
+        rows, corrected = x.clone(), self._corrections[layer - 1](augmented(x[self._corrected]))
+        rows[self._corrected] = corrected[..., :-1]
+        ones[self._corrected] = corrected[..., -1].unsqueeze(1)
+        return rows, ones
+
+    def _leave_backward_(self, layer: int, dz: Tensor, ones: Tensor) -> Tensor | None:
         # Updates the bias and turns dz into the gradient of the product, in its place; returns what multiplies each scaled row of x in dx.
-        ones = dz.new_ones(len(dz), 1, dz.shape[1])
         if not self._has_scaled:
             self.biases[layer].baddbmm_(ones, dz)
             return None

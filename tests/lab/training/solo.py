@@ -11,7 +11,7 @@ import affine_divergence as ad
 from affine_divergence.lab.data import Splits
 from affine_divergence.lab.pattern import kernels
 from affine_divergence.lab.training._seeds import image_order, initial_weight
-from affine_divergence.lab.trial import Trial
+from affine_divergence.lab.trial import FOOF_DECAY, FOOF_REFRESH, GRADIENT_ONLY, Trial
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -33,6 +33,40 @@ NORMS |= {f"{name}-{over}": NORMS[name] for name in ("layer-norm", "rms-norm") f
 LINEAR = {"norm-like": ad.nn.NormLikeLinear, "affine-like": ad.nn.AffineLikeLinear}
 
 
+class Corrected(nn.Linear):
+    """A gradient-only correction, written out: after the backward the plain gradient is replaced by the solution of a dense system."""
+
+    def __init__(self, n_in: int, n_out: int, trial: Trial) -> None:
+        super().__init__(n_in, n_out)
+        self.trial = trial
+        self.averaged: list[torch.Tensor] = []  # X̃ᵀX̃/N of every step
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        z = super().forward(input)
+        if self.training and z.requires_grad:
+            rows = torch.cat([input.detach(), torch.ones_like(input[:, :1])], 1)
+            z.register_hook(lambda g: self.seen.append((rows, g)))
+            self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        return z
+
+    def correct(self) -> None:
+        (rows, g), n = self.seen[0], len(self.seen[0][0])
+        damping, one = self.trial.damping, torch.eye(rows.shape[1], dtype=rows.dtype)
+        if self.trial.method == "sample":
+            change = (g / (rows * rows).sum(1, keepdim=True)).T @ rows
+        elif self.trial.method == "batch":
+            dual = rows @ rows.T
+            change = g.T @ torch.linalg.solve(dual + damping * dual.trace() / n * torch.eye(n, dtype=rows.dtype), rows)
+        else:
+            self.averaged.append(rows.T @ rows / n)
+            if len(self.averaged) % FOOF_REFRESH == 1:
+                weights = [FOOF_DECAY**age for age in reversed(range(len(self.averaged)))]
+                average = sum(w * a for w, a in zip(weights, self.averaged, strict=True)) / sum(weights)
+                self.inverse = torch.linalg.inv(average + damping * average.trace() / n * one)
+            change = g.T @ rows @ self.inverse / n
+        self.weight.grad, self.bias.grad = change[:, :-1].clone(), change[:, -1].clone()
+
+
 def solo_net(trial: Trial, features: int, classes: int) -> nn.Sequential:
     sizes = [features, *[trial.width] * trial.depth, classes]
     layers: list[nn.Module] = []
@@ -41,7 +75,7 @@ def solo_net(trial: Trial, features: int, classes: int) -> nn.Sequential:
             layers.append(nn.Tanh() if trial.activation == "tanh" else nn.LeakyReLU(0.01))
         if trial.method in NORMS:
             layers.append(NORMS[trial.method](n_in))
-        linear = LINEAR.get(trial.method, nn.Linear)(n_in, n_out)
+        linear = Corrected(n_in, n_out, trial) if trial.method in GRADIENT_ONLY else LINEAR.get(trial.method, nn.Linear)(n_in, n_out)
         with torch.no_grad():
             linear.weight.copy_(initial_weight(trial.seed, layer, n_in, n_out).T)
             linear.bias.zero_()
@@ -115,6 +149,9 @@ def train_solo(trial: Trial, splits: Splits, steps: int) -> tuple[nn.Sequential,
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(net(splits.train.inputs[batch]), splits.train.labels[batch])
             loss.backward()
+            for layer in net:
+                if isinstance(layer, Corrected):
+                    layer.correct()
             optimizer.step()
             losses.append(loss.item())
         epoch += 1

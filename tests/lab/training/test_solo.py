@@ -18,6 +18,8 @@ STEPS = 200
 # (norm-like, leaky-relu). Up to these rates and steps it does not.
 BELOW_CHAOS = ((0.1, 100), (0.03, 200), (0.01, 200))
 CALM = {"none": 0.1, "batch-norm": 0.03, "layer-norm": 0.03, "rms-norm": 0.03, "norm-like": 0.03, "affine-like": 1.0}
+CALM |= {"sample": 0.3, "batch": 1.0, "foof": 1.0}
+DAMPINGS = {"batch": 0.3, "foof": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +32,9 @@ def in_double(splits: Splits) -> Splits:
     return replace(splits, **parts)
 
 
-def trial(method: str, rate: float, activation: str, **fields: int) -> Trial:
+def trial(method: str, rate: float, activation: str, **fields: float) -> Trial:
     shape = {"width": 16, "depth": 3, "batch_size": 32, "seed": 7, "steps": STEPS} | fields
+    shape = {"damping": DAMPINGS.get(method)} | shape
     return Trial(data="digits", method=method, activation=activation, learning_rate=rate, **shape)
 
 
