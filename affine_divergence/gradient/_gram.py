@@ -1,0 +1,40 @@
+# The two products of the augmented rows X̃ = [X 1] with themselves, in the dtype of the solve, never unfolding all of X at once.
+#
+# Layout: x (N, C, *size); the Gram matrix X̃X̃ᵀ (groups, rows, rows), the moment X̃ᵀX̃ (groups, d+1, d+1), the column of ones last.
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from affine_divergence.gradient._patch_rows import column_parts, row_count, row_parts
+from affine_divergence.gradient._solve import solve_dtype
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from affine_divergence.functional._geometry import Geometry
+
+
+def gram(x: Float[Tensor, "n c *size"], geometry: Geometry, *, ones: bool) -> Float[Tensor, "groups rows rows"]:
+    """X̃X̃ᵀ, with or without the ones. Peak memory: the result, and a part of the columns of X."""
+    rows = row_count(x, geometry)
+    total = x.new_full((geometry.groups, rows, rows), float(ones), dtype=solve_dtype(x.device))
+    for part in column_parts(x, geometry):
+        part = part.to(total.dtype)
+        total = torch.baddbmm(total, part, part.mT)
+    return total
+
+
+def moment(x: Float[Tensor, "n c *size"], geometry: Geometry, *, ones: bool) -> Float[Tensor, "groups d d"]:
+    """X̃ᵀX̃, with or without the ones. Peak memory: the result, and the rows of a part of the images."""
+    size = x.shape[1] // geometry.groups * math.prod(geometry.kernel_size) + ones
+    total = x.new_zeros((geometry.groups, size, size), dtype=solve_dtype(x.device))
+    for part in row_parts(x, geometry):
+        part = part.to(total.dtype)
+        if ones:
+            part = torch.cat([part, part.new_ones(*part.shape[:2], 1)], 2)
+        total = torch.baddbmm(total, part.mT, part)
+    return total

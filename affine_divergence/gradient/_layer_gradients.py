@@ -1,0 +1,85 @@
+# How a layer that keeps something from backward to backward is reached from its own backward, also from a compiled one.
+#
+# A compiled graph holds tensors and numbers: the layer is known to it by its number, and all that the backward does is one opaque
+# operation. So the share that was realised, the average and the messages to other processes are those of the eager layer.
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from affine_divergence.functional._geometry import Geometry
+
+if TYPE_CHECKING:
+    from affine_divergence.gradient._batch import Corrected
+
+
+class Correcting(Protocol):
+    """A layer that corrects the gradients of its own parameters."""
+
+    def corrected(self, g: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool], geometry: Geometry, /) -> Corrected: ...
+
+
+_layers: WeakValueDictionary[int, Correcting] = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def number_of(layer: Correcting) -> int:
+    """A number by which this layer is found as long as it lives."""
+    number = next(_numbers)
+    _layers[number] = layer
+    return number
+
+
+@dataclass(frozen=True)
+class LayerGradients:
+    """What a layer carries to the backward."""
+
+    geometry: Geometry
+    number: int
+
+    def __call__(self, g: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
+        if torch.compiler.is_compiling():
+            weight_grad, bias_grad = _corrected(g, x, weight, *needed, _as_numbers(self.geometry), self.number)
+            return weight_grad if needed[0] else None, bias_grad if needed[1] else None
+        corrected = _layers[self.number].corrected(g, x, weight, needed, self.geometry)
+        return corrected.weight, corrected.bias
+
+
+# Not for CUDA graphs: they would replay the kernels without the layer's own bookkeeping.
+@torch.library.custom_op(
+    "affine_divergence::batch_corrected",
+    mutates_args=(),
+    schema="(Tensor g, Tensor x, Tensor weight, bool weight_learns, bool bias_learns, SymInt[] geometry, int layer) -> (Tensor, Tensor)",
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
+def _corrected(
+    g: Tensor, x: Tensor, weight: Tensor, weight_learns: bool, bias_learns: bool, geometry: Sequence[int], layer: int
+) -> tuple[Tensor, Tensor]:
+    needed = weight_learns, bias_learns
+    corrected = _layers[layer].corrected(g, x, weight, needed, _from_numbers(geometry, weight))
+    weight_grad, bias_grad = (g.new_empty(0) if t is None else t.to(weight.dtype) for t in corrected[:2])
+    return weight_grad.contiguous(), bias_grad
+
+
+@_corrected.register_fake
+def _(
+    g: Tensor, x: Tensor, weight: Tensor, weight_learns: bool, bias_learns: bool, geometry: Sequence[int], layer: int
+) -> tuple[Tensor, Tensor]:
+    weight_grad = weight.new_empty(weight.shape) if weight_learns else g.new_empty(0)
+    return weight_grad, weight.new_empty(weight.shape[0]) if bias_learns else g.new_empty(0)
+
+
+def _as_numbers(geometry: Geometry) -> list[int]:
+    return [*geometry.stride, *geometry.padding, *geometry.dilation, *geometry.extra, geometry.groups]
+
+
+def _from_numbers(numbers: Sequence[int], weight: Tensor) -> Geometry:
+    dims = weight.dim() - 2
+    stride, padding, dilation, extra = (tuple(numbers[i * dims : (i + 1) * dims]) for i in range(4))
+    return Geometry(tuple(weight.shape[2:]), stride, padding, dilation, numbers[-1], extra, (0,) * dims)
