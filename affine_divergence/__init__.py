@@ -6,15 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from affine_divergence import functional as functional, nn as nn
+    from affine_divergence import functional as functional, gradient as gradient, nn as nn
     from affine_divergence.diagnostics import matching_lr as matching_lr
 
 __version__ = "0.1.0"
 
-_MODULES = ("functional", "nn")
+_MODULES = ("functional", "gradient", "nn")
 _NAMES = {"matching_lr": "diagnostics"}
 
-__all__ = ["functional", "matching_lr", "nn"]
+__all__ = ["functional", "gradient", "matching_lr", "nn"]
 
 
 def __getattr__(name: str) -> Any:

@@ -90,9 +90,10 @@ def test_each_lazy_name_resolves_in_a_fresh_process_whatever_comes_first() -> No
 
 
 def test_lazy_names_are_the_objects_of_their_modules() -> None:
-    from affine_divergence import diagnostics, functional, nn
+    from affine_divergence import diagnostics, functional, gradient, nn
 
     assert affine_divergence.functional is functional
+    assert affine_divergence.gradient is gradient
     assert affine_divergence.nn is nn
     assert affine_divergence.matching_lr is diagnostics.matching_lr
     assert set(affine_divergence.__all__) <= set(dir(affine_divergence))
@@ -158,6 +159,8 @@ def test_the_parts_of_the_core_export_what_they_promise() -> None:
         "functional.patch_sqnorm",
         *(f"functional.{kind}_like_conv{of}{dims}d" for kind in ("affine", "norm") for of in ("", "_transpose") for dims in (1, 2, 3)),
         *(f"nn.PatchNormConv{of}{dims}d" for of in ("", "Transpose") for dims in (1, 2, 3)),
+        *(f"gradient.sample_corrected_{of}" for of in ("linear", "conv1d", "conv2d", "conv3d")),
+        *(f"nn.SampleCorrected{of}" for of in ("Linear", "Conv1d", "Conv2d", "Conv3d")),
         "nn.AffineLikeLinear",
         "nn.NormLikeLinear",
         "nn.L2Norm",

@@ -58,8 +58,8 @@ def carried(product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, gr
     in_place = not (transformed or torch.compiler.is_compiling())
     if in_place and z._is_view():  # 3-D input, unbatched image: the backward of a view that is marked as changed copies ∂L/∂z twice
         z = torch.ops.aten._unsafe_view(z, z.shape)
-    z = (_CarryInPlace if in_place else _Carry).apply(z, x, late_weight, late_bias, gradients, needed)
-    return z
+    carrying: Tensor = (_CarryInPlace if in_place else _Carry).apply(z, x, late_weight, late_bias, gradients, needed)
+    return carrying
 
 
 class _Carry(torch.autograd.Function):
