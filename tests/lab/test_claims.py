@@ -24,9 +24,9 @@ PARITY = "estimand = 'parity'\nmethod = 'affine-like'\nrivals = ['none']\nmargin
 def test_the_packaged_claims_are_read_and_named_by_their_hash() -> None:
     text = claims_text()
     claims = parse_claims(text)
-    assert [claim.id for claim in claims.claim] == ["C1", "C2", "C3", "C4", "C5", "C7", "C5-conv", "C6"]
+    assert [claim.id for claim in claims.claim] == ["C1", "C2", "C3", "C4", "C5", "C7", "C5-conv", "C6", "C8", "P1", "P2", "P3"]
     assert claims_digest(text) == hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert sum(part.verdict for claim in claims.claim for part in claim.part) == 13
+    assert sum(part.verdict for claim in claims.claim for part in claim.part) == 19
 
 
 @pytest.mark.parametrize(

@@ -92,3 +92,19 @@ def test_batches_that_do_not_divide_the_images_and_a_last_batch_of_one_row_are_a
     _, losses = trained([one], splits, steps=12)
     _, expected = train_solo(one, splits, 12)
     torch.testing.assert_close(losses[:, 0], torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [8, 100])  # below and above the 17 numbers of a hidden layer's rows, bias's 1 included
+def test_dampings_and_seeds_side_by_side_are_each_as_in_the_solo_run(batch_size: int, digits: Splits) -> None:
+    splits = in_double(digits)
+    trials = [
+        trial(method, 0.3, "tanh", damping=damping, seed=seed, batch_size=batch_size)
+        for method in ("foof", "batch")
+        for damping in (0.1, 3.0)
+        for seed in (8, 7)
+    ]
+    trials = sorted([*trials, trial("sample", 0.3, "tanh", batch_size=batch_size), trial("none", 0.1, "tanh", batch_size=batch_size)], key=sort_key)
+    _, losses = trained(trials, splits, steps=120)
+    for place, one in enumerate(trials):
+        _, expected = train_solo(one, splits, 120)
+        torch.testing.assert_close(losses[:, place], torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=0.0)
