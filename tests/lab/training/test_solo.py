@@ -103,7 +103,8 @@ def test_dampings_and_seeds_side_by_side_are_each_as_in_the_solo_run(batch_size:
         for damping in (0.1, 3.0)
         for seed in (8, 7)
     ]
-    trials = sorted([*trials, trial("sample", 0.3, "tanh", batch_size=batch_size), trial("none", 0.1, "tanh", batch_size=batch_size)], key=sort_key)
+    others = [trial(method, 0.1, "tanh", batch_size=batch_size) for method in ("sample", "none")]
+    trials = sorted([*trials, *others], key=sort_key)
     _, losses = trained(trials, splits, steps=120)
     for place, one in enumerate(trials):
         _, expected = train_solo(one, splits, 120)
