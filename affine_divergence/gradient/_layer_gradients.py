@@ -63,8 +63,8 @@ def _corrected(
 ) -> tuple[Tensor, Tensor]:
     needed = weight_learns, bias_learns
     corrected = _layers[layer].corrected(g, x, weight, needed, _from_numbers(geometry, weight))
-    weight_grad, bias_grad = (g.new_empty(0) if t is None else t.to(weight.dtype) for t in corrected[:2])
-    return weight_grad.contiguous(), bias_grad
+    weight_grad, bias_grad = (g.new_empty(0) if t is None else t.to(weight.dtype).contiguous() for t in corrected[:2])
+    return weight_grad, bias_grad
 
 
 @_corrected.register_fake
