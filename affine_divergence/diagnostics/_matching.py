@@ -18,16 +18,18 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
     r"""The learning rate whose mean activation step in a corrected model is that of the uncorrected model at lr.
 
     A gradient step multiplies the ideal update of an activation by G_ii: ‖x_i‖² + 1 in a plain affine layer with a bias,
-    gain² in an affine-like one, 2 gain² in a norm-like one. In a convolution x_i is the patch of one image, group and
-    output position. The result is lr · mean G_ii(plain)/mean G_ii(corrected), means over the rows (for a convolution
+    gain² in an affine-like one, 2 gain² in a norm-like one, 1 in a sample-corrected one. In a convolution x_i is the patch
+    of one image, group and output position. The result is lr · mean G_ii(plain)/mean G_ii(corrected), means over the rows (for a convolution
     the patches) of every layer, then over the layers: for affine-like layers at gain 1, lr · mean(‖x_i‖² + 1).
     The plain rows are measured on the same weights with the corrections left out. It is where to start a search for
     the learning rate, not its end: patches of one image overlap, and what they do to each other is not in G_ii. The
     model's state, training flag and random numbers are left as they were.
 
     Args:
-        model: a model with AffineLikeLinear, NormLikeLinear, PatchNormConv or PatchNormConvTranspose layers; only these
-            count, without what is frozen in them. Give what else it has its own parameter group at the old rate.
+        model: a model with AffineLikeLinear, NormLikeLinear, PatchNormConv, PatchNormConvTranspose, SampleCorrectedLinear or
+            SampleCorrectedConv layers; only these count, without what is frozen in them. Give what else it has its own
+            parameter group at the old rate. BatchCorrected layers do not count: what a row of theirs moves by hangs on the
+            other rows and on the damping; tune their rate.
         inputs: a batch as the model takes it: one tensor, a tuple or list of positional arguments, or a dict of keyword ones.
         lr: the learning rate of the uncorrected model, positive.
 
@@ -55,7 +57,8 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
     layers = [layer for layer in model.modules() if isinstance(layer, CORRECTED)]
     if not layers:
         raise ValueError(
-            "the model has no AffineLikeLinear, NormLikeLinear or PatchNormConv layer to match; pass the corrected model, not the plain one"
+            "the model has no AffineLikeLinear, NormLikeLinear, PatchNormConv or SampleCorrected layer to match; pass the corrected model, "
+            "not the plain one"
         )
     corrected, plain = _Means(), _Means()
 

@@ -14,18 +14,28 @@ from torch.func import functional_call
 from affine_divergence.functional._arguments import check_eps
 from affine_divergence.functional._rows import row_sqnorm
 from affine_divergence.functional._scale import affine_like, norm_like
-from affine_divergence.nn import AffineLikeLinear, NormLikeLinear
+from affine_divergence.nn import (
+    AffineLikeLinear,
+    NormLikeLinear,
+    SampleCorrectedConv1d,
+    SampleCorrectedConv2d,
+    SampleCorrectedConv3d,
+    SampleCorrectedLinear,
+)
 from affine_divergence.nn._patch_norm import PatchNorm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CORRECTED = (AffineLikeLinear, NormLikeLinear, PatchNorm)
-"""The types of the corrected layers."""
+_SAMPLE_CORRECTED = (SampleCorrectedLinear, SampleCorrectedConv1d, SampleCorrectedConv2d, SampleCorrectedConv3d)
+CORRECTED = (AffineLikeLinear, NormLikeLinear, PatchNorm, *_SAMPLE_CORRECTED)
+"""The types of the layers whose corrected G_ii is known of a row alone; that of the batch correction hangs on the other rows."""
 
 
 def corrected_term(layer: Any, sqnorms: Tensor) -> Tensor:
-    """c² s² (‖x‖² + 1) of every row with the bias under the scale, c² (s²‖x‖² + 1) with it outside."""
+    """c² s² (‖x‖² + 1) of every row with the bias under the scale, c² (s²‖x‖² + 1) with it outside; 1 of a sample-corrected one."""
+    if isinstance(layer, _SAMPLE_CORRECTED):
+        return (plain_term(layer, sqnorms) > 0).to(sqnorms.dtype)
     scale = norm_like(layer.gain, check_eps(layer.eps)) if _is_norm_like(layer) else affine_like(layer.gain)
     _, t = scale(sqnorms)
     weight, bias = _trained(layer)
@@ -68,7 +78,9 @@ def _plain_forward(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *
 
 def _plain_type(layer: nn.Module) -> type[nn.Module]:
     # Torch's layer without the correction.
-    return layer._plain if isinstance(layer, PatchNorm) else nn.Linear
+    if isinstance(layer, PatchNorm):
+        return layer._plain
+    return next((plain for plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(layer, plain)), nn.Linear)
 
 
 def _is_norm_like(layer: Any) -> bool:

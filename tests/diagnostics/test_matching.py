@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import affine_divergence as ad
-from affine_divergence.nn import AffineLikeLinear, L2Norm, NormLikeLinear
+from affine_divergence.nn import AffineLikeLinear, BatchCorrectedLinear, L2Norm, NormLikeLinear, SampleCorrectedLinear
 
 LR = 0.1
 
@@ -30,6 +30,8 @@ SINGLE: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], float]]] = {
     "norm-like": (lambda: NormLikeLinear(5, 4, eps=0.0), lambda q: (q + 1).mean().item() / 2),
     "norm-like-gain": (lambda: NormLikeLinear(5, 4, eps=0.0, gain=3.0), lambda q: (q + 1).mean().item() / 18),
     "norm-like-no-bias": (lambda: NormLikeLinear(5, 4, bias=False, eps=0.0), lambda q: q.mean().item()),
+    "sample": (lambda: SampleCorrectedLinear(5, 4), lambda q: (q + 1).mean().item()),
+    "sample-no-bias": (lambda: SampleCorrectedLinear(5, 4, bias=False), lambda q: q.mean().item()),
     "norm-like-eps": (lambda: NormLikeLinear(5, 4, eps=0.5), lambda q: ((q + 1).mean() / (q / (q + 0.5) + 1).mean()).item()),
 }
 single = pytest.mark.parametrize(("make", "factor"), SINGLE.values(), ids=SINGLE)
@@ -298,8 +300,9 @@ def test_gradients_already_there_stay() -> None:
         (AffineLikeLinear(5, 4), -0.1, ValueError, r"lr must be positive and finite, got -0\.1"),
         (AffineLikeLinear(5, 4), float("inf"), ValueError, "lr must be positive and finite, got inf"),
         (AffineLikeLinear(5, 4), float("nan"), ValueError, "lr must be positive and finite, got nan"),
-        (nn.Linear(5, 4), LR, ValueError, "no AffineLikeLinear, NormLikeLinear or PatchNormConv layer to match; pass the corrected"),
-        (nn.Sequential(L2Norm(), nn.Linear(5, 4)), LR, ValueError, "no AffineLikeLinear, NormLikeLinear or PatchNormConv layer to match"),
+        (nn.Linear(5, 4), LR, ValueError, "no AffineLikeLinear, .* or SampleCorrected layer to match; pass the corrected"),
+        (BatchCorrectedLinear(5, 4), LR, ValueError, "SampleCorrected layer to match"),
+        (nn.Sequential(L2Norm(), nn.Linear(5, 4)), LR, ValueError, "no AffineLikeLinear, .* or SampleCorrected layer to match"),
     ],
 )
 def test_wrong_arguments_are_refused_with_the_way_out(model: Any, lr: Any, error: type[Exception], message: str) -> None:

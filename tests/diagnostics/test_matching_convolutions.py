@@ -17,6 +17,9 @@ from affine_divergence.nn import (
     PatchNormConvTranspose1d,
     PatchNormConvTranspose2d,
     PatchNormConvTranspose3d,
+    SampleCorrectedConv1d,
+    SampleCorrectedConv2d,
+    SampleCorrectedConv3d,
 )
 
 LR = 0.1
@@ -115,6 +118,24 @@ ONE_PATCH: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "transposed-1d": (PatchNormConvTranspose1d, (3,), 2),
     "transposed-2d": (PatchNormConvTranspose2d, (3, 3), 2),
 }
+
+
+SAMPLE_CORRECTED = {
+    PatchNormConv1d: SampleCorrectedConv1d,
+    PatchNormConv2d: SampleCorrectedConv2d,
+    PatchNormConv3d: SampleCorrectedConv3d,
+}
+PLAIN |= {sample: PLAIN[patch_norm] for patch_norm, sample in SAMPLE_CORRECTED.items()}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")  # torch's own
+@every_bias
+@pytest.mark.parametrize("name", [name for name, (kind, _, _) in SHAPES.items() if kind in SAMPLE_CORRECTED])
+def test_for_a_sample_corrected_layer_it_is_the_rate_times_the_mean_self_term_of_the_plain_one(name: str, bias: bool) -> None:
+    kind, options, shape = SHAPES[name]
+    corrected, plain = _pair(SAMPLE_CORRECTED[kind], 4, 4, **{"kernel_size": 3, **options}, bias=bias, ours={})
+    x = _images(*shape)
+    assert ad.matching_lr(corrected, x, LR) == pytest.approx(LR * _mean_self_term(plain, x), rel=1e-10)  # no patch is black
 
 
 @every_form
