@@ -19,8 +19,9 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
 
     A gradient step multiplies the ideal update of an activation by G_ii: ‖x_i‖² + 1 in a plain affine layer with a bias,
     gain² in an affine-like one, 2 gain² in a norm-like one, 1 in a sample-corrected one. In a convolution x_i is the patch
-    of one image, group and output position. The result is lr · mean G_ii(plain)/mean G_ii(corrected), means over the rows (for a convolution
-    the patches) of every layer, then over the layers: for affine-like layers at gain 1, lr · mean(‖x_i‖² + 1).
+    of one image, group and output position. The result is lr · mean G_ii(plain)/mean G_ii(corrected), means over the rows
+    (for a convolution the patches) of every layer, then over the layers: for affine-like layers at gain 1,
+    lr · mean(‖x_i‖² + 1).
     The plain rows are measured on the same weights with the corrections left out. It is where to start a search for
     the learning rate, not its end: patches of one image overlap, and what they do to each other is not in G_ii. The
     model's state, training flag and random numbers are left as they were.
