@@ -141,6 +141,11 @@ def solo_conv_net(trial: Trial, shape: tuple[int, int, int], classes: int) -> nn
 def train_solo(trial: Trial, splits: Splits, steps: int) -> tuple[nn.Sequential, list[float]]:
     net = solo_conv_net(trial, splits.shape, splits.classes) if trial.pattern else solo_net(trial, math.prod(splits.shape), splits.classes)
     net = net.to(splits.train.inputs.dtype)
+    return net, descended(net, trial, splits, steps)
+
+
+def descended(net: nn.Sequential, trial: Trial, splits: Splits, steps: int) -> list[float]:
+    """The losses of a net that is trained in place."""
     optimizer = torch.optim.SGD(net.parameters(), lr=trial.learning_rate)
     losses: list[float] = []
     epoch = 0
@@ -155,4 +160,4 @@ def train_solo(trial: Trial, splits: Splits, steps: int) -> tuple[nn.Sequential,
             optimizer.step()
             losses.append(loss.item())
         epoch += 1
-    return net, losses
+    return losses

@@ -2,16 +2,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import pytest
 import torch
-from solo import train_solo
+from solo import descended, solo_net, train_solo
+from torch import nn
 
 from affine_divergence.lab.data import Part, Splits, load, make_splits
 from affine_divergence.lab.training._seeds import image_order
 from affine_divergence.lab.training._stack import Stack, sort_key
-from affine_divergence.lab.trial import FULLY_CONNECTED, Activation, Trial
+from affine_divergence.lab.trial import DAMPED, FOOF_DECAY, FOOF_REFRESH, FULLY_CONNECTED, GRADIENT_ONLY, Activation, Trial
+from affine_divergence.nn import BatchCorrectedLinear, SampleCorrectedLinear
 
 STEPS = 200
 # Where training is chaotic, rounding grows to order one whatever computes it: at 0.1 within 200 steps from 1e-16 to 2e-5
@@ -109,3 +112,20 @@ def test_dampings_and_seeds_side_by_side_are_each_as_in_the_solo_run(batch_size:
     for place, one in enumerate(trials):
         _, expected = train_solo(one, splits, 120)
         torch.testing.assert_close(losses[:, place], torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=0.0)
+
+
+@pytest.mark.parametrize("method", GRADIENT_ONLY)
+def test_the_corrected_layers_of_the_package_take_the_steps_that_the_lab_takes(method: str, digits: Splits) -> None:
+    splits = in_double(digits)
+    one = trial(method, 0.3, "tanh", damping=0.3 if method in DAMPED else None, batch_size=50)  # 24 batches of 50 and one of 49 an epoch
+    layers = {
+        "sample": SampleCorrectedLinear,
+        "batch": partial(BatchCorrectedLinear, damping=0.3),
+        "foof": partial(BatchCorrectedLinear, damping=0.3, decay=FOOF_DECAY, every=FOOF_REFRESH),
+    }
+    _, losses = trained([one], splits, steps=120)
+    net = solo_net(one.model_copy(update={"method": "none", "damping": None}), 64, 10)
+    corrected = nn.Sequential(*(layers[method](m.in_features, m.out_features) if isinstance(m, nn.Linear) else m for m in net))
+    corrected.load_state_dict(net.state_dict())
+    expected = descended(corrected.double(), one, splits, 120)
+    torch.testing.assert_close(losses[:, 0], torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=0.0)
