@@ -50,7 +50,7 @@ class Batch:
         rows = g.shape[0] * math.prod(g.shape[2:])
         counts = [rows] if self.group is None else self.group.counts(rows, g.device)
         if not sum(counts):
-            return Corrected(*self._plain(g, x, weight), g.new_full((), math.nan))
+            return Corrected(*self._plain(g, x, weight), g.new_full((), math.nan, dtype=torch.float32))
         columns = weight[:1].numel() * self.needed[0] + self.needed[1]
         if moments is None and self.needed[0] and sum(counts) <= columns:
             return self._dual(g, x, weight, counts)
@@ -79,7 +79,7 @@ class Batch:
         root = problem.mean.sqrt()
         # Divided once before and once after the product: rows of length 1e-25 have gradients that float32 holds, and a t that it does not.
         joined = _joined(*self._plain(as_upstream((own / root).to(g.dtype), g.shape), x, weight), groups) / root.to(g.dtype)
-        return Corrected(*self._parted(joined, weight), share.to(g.dtype))
+        return Corrected(*self._parted(joined, weight), share.float())
 
     def _primal(self, g: Tensor, x: Tensor, weight: Tensor, rows: int, moments: Moments) -> Corrected:
         dtype = solve_dtype(g.device)
@@ -92,14 +92,14 @@ class Batch:
         solved = problem.solve(plain.mT if everyones is plain else torch.cat([plain.mT, everyones.mT], 2)) / problem.mean
         share = (everyones.mT * solved[:, :, -everyones.shape[1] :]).sum() / sqnorm
         own = solved[:, :, : plain.shape[1]].mT.to(g.dtype)
-        return Corrected(*self._parted(own, weight), share.to(g.dtype))
+        return Corrected(*self._parted(own, weight), share.float())
 
     def _plain(self, g: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if not self.geometry.kernel_size:
             return g.mT @ x if self.needed[0] else None, g.sum(0) if self.needed[1] else None
         x, geometry = self.geometry.padded(x)
         _, weight_grad, bias_grad = geometry.convolve_backward(g, x, weight, (False, *self.needed))
-        return weight_grad, bias_grad
+        return weight_grad if self.needed[0] else None, bias_grad  # oneDNN makes that of the weight also for the bias alone
 
     def _parted(self, joined: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """(groups, C_out/groups, columns) → the gradients of weight and bias."""

@@ -29,11 +29,11 @@ _layers: WeakValueDictionary[int, Correcting] = WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def number_of(layer: Correcting) -> int:
-    """A number by which this layer is found as long as it lives."""
+def number_of(layer: Correcting) -> Tensor:
+    """A number by which this layer is found as long as it lives; a tensor, since torch.compile would make a graph for each int."""
     number = next(_numbers)
     _layers[number] = layer
-    return number
+    return torch.tensor(number, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class LayerGradients:
     """What a layer carries to the backward."""
 
     geometry: Geometry
-    number: int
+    number: Tensor
 
     def __call__(self, g: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
         if torch.compiler.is_compiling():
             weight_grad, bias_grad = _corrected(g, x, weight, *needed, _as_numbers(self.geometry), self.number)
             return weight_grad if needed[0] else None, bias_grad if needed[1] else None
-        corrected = _layers[self.number].corrected(g, x, weight, needed, self.geometry)
+        corrected = _layers[int(self.number)].corrected(g, x, weight, needed, self.geometry)
         return corrected.weight, corrected.bias
 
 
@@ -55,21 +55,21 @@ class LayerGradients:
 @torch.library.custom_op(
     "affine_divergence::batch_corrected",
     mutates_args=(),
-    schema="(Tensor g, Tensor x, Tensor weight, bool weight_learns, bool bias_learns, SymInt[] geometry, int layer) -> (Tensor, Tensor)",
+    schema="(Tensor g, Tensor x, Tensor weight, bool weight_learns, bool bias_learns, SymInt[] geometry, Tensor layer) -> (Tensor, Tensor)",
     tags=(torch.Tag.cudagraph_unsafe,),
 )
 def _corrected(
-    g: Tensor, x: Tensor, weight: Tensor, weight_learns: bool, bias_learns: bool, geometry: Sequence[int], layer: int
+    g: Tensor, x: Tensor, weight: Tensor, weight_learns: bool, bias_learns: bool, geometry: Sequence[int], layer: Tensor
 ) -> tuple[Tensor, Tensor]:
     needed = weight_learns, bias_learns
-    corrected = _layers[layer].corrected(g, x, weight, needed, _from_numbers(geometry, weight))
+    corrected = _layers[int(layer)].corrected(g, x, weight, needed, _from_numbers(geometry, weight))
     weight_grad, bias_grad = (g.new_empty(0) if t is None else t.to(weight.dtype).contiguous() for t in corrected[:2])
     return weight_grad, bias_grad
 
 
 @_corrected.register_fake
 def _(
-    g: Tensor, x: Tensor, weight: Tensor, weight_learns: bool, bias_learns: bool, geometry: Sequence[int], layer: int
+    g: Tensor, x: Tensor, weight: Tensor, weight_learns: bool, bias_learns: bool, geometry: Sequence[int], layer: Tensor
 ) -> tuple[Tensor, Tensor]:
     weight_grad = weight.new_empty(weight.shape) if weight_learns else g.new_empty(0)
     return weight_grad, weight.new_empty(weight.shape[0]) if bias_learns else g.new_empty(0)

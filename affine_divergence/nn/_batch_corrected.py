@@ -28,7 +28,7 @@ class _BatchCorrected(torch.nn.Module):
     realised_share: Tensor | None
     _average: RunningMoment | None
     _group: Group | None
-    _number: int
+    _number: Tensor
 
     def _correct_by(self, damping: float, decay: float, every: int, process_group: ProcessGroup | None) -> None:
         self.damping = check_damping(damping)
