@@ -9,7 +9,7 @@ from affine_divergence.lab.errors import BadInputError
 
 
 def bench(
-    what: Literal["layers", "training"],
+    what: Literal["layers", "corrections", "training"],
     /,
     *,
     repeats: Annotated[int, Parameter(help="Interleaved rounds; the medians are shown.")] = 9,
@@ -20,11 +20,14 @@ def bench(
     ----------
     what
         "layers": forward and backward of the corrected layers, linear ones and convolutions, against torch's, in some minutes.
+        "corrections": the same of the layers that correct the gradient alone, beside K-FAC (asdl) and per-sample gradients (opacus,
+        torch.func) where they are installed: pip install 'affine-divergence[bench]'.
         "training": the lab's stacks against the usual loop.
     """
     if repeats < 3:
         raise BadInputError(f"--repeats must be at least 3, got {repeats}")
     from affine_divergence.lab import benchmarks
 
-    for line in benchmarks.layers(repeats) if what == "layers" else benchmarks.training(repeats):
+    measured = {"layers": benchmarks.layers, "corrections": benchmarks.corrections, "training": benchmarks.training}[what]
+    for line in measured(repeats):
         print(line, flush=True)
