@@ -52,6 +52,9 @@ class Group:
     def _size(self) -> int:
         return dist.get_world_size(self.process_group)
 
+    def __repr__(self) -> str:
+        return f"{self._size()} processes"
+
     def __deepcopy__(self, memo: Any) -> Group:
         return self
 
