@@ -80,7 +80,7 @@ def _gradients(g: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]) 
         return _float16_gradients(g, x, needed[1])
     if not needed[1]:
         s = inverse_root(row_sqnorm(x), 0.0)
-        return g.mT @ (s * (s * x)).to(g.dtype), None  # not s² x: at a norm of 1e-20 s² is beyond float32
+        return g.mT @ (s * x).mul_(s).to(g.dtype), None  # not s² x: at a norm of 1e-20 s² is beyond float32
     t = (row_sqnorm(x) + 1.0).reciprocal()
     if g.shape[1] <= x.shape[1]:  # the smaller factor is scaled
         g = (t * g).to(g.dtype)
