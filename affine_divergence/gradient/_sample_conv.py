@@ -155,6 +155,8 @@ class _SampleGradients:
         t = _reciprocal(geometry.patch_sums(channel_sqnorm(x, geometry.groups)), biased=needed[1])
         # In float16 t·g flushes to zero, and a power of two that saves it overflows W's gradient at another patch.
         dtype = torch.float32 if g.dtype == torch.float16 else g.dtype
+        if 0 in g.stride():  # expanded, as by a sum or an average pool: times a t in channels_last it has no groups that a view joins
+            g = g.contiguous()
         scaled = scale_channels(g, t).to(dtype)
         _, weight_grad, bias_grad = geometry.convolve_backward(scaled, x.to(dtype), weight.to(dtype), (False, *needed))
         return weight_grad, bias_grad
