@@ -35,10 +35,10 @@ def batch_corrected_linear(
     gradient step changes each z_i by exactly −lr · ∂L/∂z_i; a large damping gives the plain gradient over λ. Without a bias,
     or with a frozen one, the rows are x_i; with a frozen weight only the 1 is left.
 
-    Gram matrices and their solves are in float64 (float32 on devices without), whatever the dtypes. Directions in which the
-    rows differ by rounding alone (singular values of X̃ below 16√n · eps of the largest, n the size of the matrix) get no gradient
-    where the damping is too small to see to it (below 16√n · eps). Several
-    calls, and micro-batches, are corrected each by its own rows and their gradients added. NaN or inf in x gives NaN.
+    Gram matrices and their solves are in float64 (float32 on devices without), whatever the dtypes. Where the damping is below
+    16√n · eps, n being the size of the matrix and eps that of the products, directions in which the rows differ by rounding
+    alone (singular values of X̃ below 16√n · eps of the largest) get no gradient. Several calls, and micro-batches, are
+    corrected each by its own rows and their gradients added. NaN or inf in x gives NaN.
 
     Args:
         x: (…, d_in); rows are all but the last axis.

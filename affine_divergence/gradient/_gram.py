@@ -22,19 +22,21 @@ def gram(x: Float[Tensor, "n c *size"], geometry: Geometry, *, ones: bool) -> Fl
     """X̃X̃ᵀ, with or without the ones. Peak memory: the result, and a part of the columns of X."""
     rows = row_count(x, geometry)
     total = x.new_full((geometry.groups, rows, rows), float(ones), dtype=solve_dtype(x.device))
-    for part in column_parts(x, geometry):
-        part = part.to(total.dtype)
+    for part in column_parts(x, geometry, total.dtype):
         total = torch.baddbmm(total, part, part.mT)
     return total
 
 
 def moment(x: Float[Tensor, "n c *size"], geometry: Geometry, *, ones: bool) -> Float[Tensor, "groups d d"]:
     """X̃ᵀX̃, with or without the ones. Peak memory: the result, and the rows of a part of the images."""
-    size = x.shape[1] // geometry.groups * math.prod(geometry.kernel_size) + ones
+    size = x.shape[1] // geometry.groups * math.prod(geometry.kernel_size)
     total = x.new_zeros((geometry.groups, size, size), dtype=solve_dtype(x.device))
-    for part in row_parts(x, geometry):
-        part = part.to(total.dtype)
-        if ones:
-            part = torch.cat([part, part.new_ones(*part.shape[:2], 1)], 2)
+    sums = total.new_zeros((geometry.groups, size, 1))
+    for part in row_parts(x, geometry, total.dtype):
         total = torch.baddbmm(total, part.mT, part)
-    return total
+        if ones:
+            sums = sums + part.sum(1).unsqueeze(2)
+    if not ones:
+        return total
+    number = total.new_full((geometry.groups, 1, 1), row_count(x, geometry))
+    return torch.cat([torch.cat([total, sums], 2), torch.cat([sums.mT, number], 2)], 1)

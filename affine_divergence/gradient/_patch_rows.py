@@ -27,17 +27,17 @@ def row_count(x: Float[Tensor, "n c *size"], geometry: Geometry) -> int:
     return x.shape[0] * math.prod(geometry.output_size(x.shape[2:]))
 
 
-def row_parts(x: Float[Tensor, "n c *size"], geometry: Geometry) -> Iterator[Float[Tensor, "groups n d"]]:
+def row_parts(x: Float[Tensor, "n c *size"], geometry: Geometry, dtype: torch.dtype) -> Iterator[Float[Tensor, "groups n d"]]:
     """All rows, those of a few images at a time."""
     for images in x.split(_number(x[:1], geometry)):
-        yield patch_rows(images, geometry)
+        yield patch_rows(images.to(dtype), geometry)
 
 
-def column_parts(x: Float[Tensor, "n c *size"], geometry: Geometry) -> Iterator[Float[Tensor, "groups rows n"]]:
+def column_parts(x: Float[Tensor, "n c *size"], geometry: Geometry, dtype: torch.dtype) -> Iterator[Float[Tensor, "groups rows n"]]:
     """All columns of the rows, those of a few channels of each group at a time."""
     x = x.reshape(x.shape[0], geometry.groups, x.shape[1] // geometry.groups, *x.shape[2:])
     for channels in x.split(_number(x[:, :, :1].flatten(1, 2), geometry), 2):
-        yield patch_rows(channels.flatten(1, 2), geometry)
+        yield patch_rows(channels.flatten(1, 2).to(dtype), geometry)
 
 
 def patch_rows(x: Float[Tensor, "n c *size"], geometry: Geometry) -> Float[Tensor, "groups rows d"]:
