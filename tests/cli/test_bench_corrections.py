@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from affine_divergence.cli.bench import bench
 from affine_divergence.gradient import _average, _batch
-from affine_divergence.lab.benchmarks import _conv_layers, _corrected_convs, _corrected_linear, _rivals
+from affine_divergence.lab.benchmarks import _conv_layers, _corrected_convs, _corrected_linear, _corrections, _rivals, corrections
 from affine_divergence.lab.benchmarks._corrected_linear import (
     AVERAGE,
     AVERAGE_KEPT,
@@ -161,6 +161,8 @@ def test_the_sums_of_the_samples_gradients_are_the_sample_correction(shape: tupl
     for name in (SAMPLE, OPACUS, VMAP):
         close(_after(rows[name], x), expected)
         close(_after(rows[name], x), expected)  # nothing is left over from pass to pass
+    assert rows[OPACUS].layer is not None
+    assert [getattr(parameter, "grad_sample") for parameter in rows[OPACUS].layer.parameters()] == [None, None]  # noqa: B009
 
 
 @pytest.mark.parametrize("make", [_rivals.opacus_samples, _rivals.vmap_samples])
@@ -182,16 +184,29 @@ def test_the_batch_correction_and_its_averages_are_the_ridge_solution(shape: tup
             close(_after(rows[name], x, place), ridge(augmented(x.detach()), g, DAMPING), tolerance=1e-9)
 
 
-@pytest.mark.parametrize("shape", [FEW, MANY], ids=str)
+@pytest.mark.parametrize("shape", [FEW, MANY, (5, 4, 6)], ids=str)
 def test_k_fac_is_its_definition_in_both_forms(shape: tuple[int, int, int]) -> None:
     x, g = _problem(shape)
     left, right = _damped_inverses(x.detach(), g)
     expected = left @ torch.cat([g.mT @ x.detach() @ right, g.sum(0)[:, None]], 1) / len(x)
     rows = table(x, g)
-    assert (SKFAC in rows) == (shape == FEW)
+    assert (SKFAC in rows) == (shape != MANY)
     for name in [KFAC, KFAC_KEPT, *[SKFAC] * (SKFAC in rows)]:
         for place in range(len(rows[name].passes)):
             close(_after(rows[name], x, place), expected, tolerance=1e-9)
+
+
+def test_only_s_k_fac_inverts_by_gram_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    from asdl.operations import operation
+
+    rows = table(*_problem(FEW))
+    inverted: list[tuple[int, ...]] = []
+    by_gram = operation.smw_inv
+    monkeypatch.setattr(operation, "smw_inv", lambda rows, damping: inverted.append(tuple(rows.shape)) or by_gram(rows, damping))
+    rows[KFAC].passes[0]()
+    assert inverted == []
+    rows[SKFAC].passes[0]()
+    assert inverted == [(4, 6), (4, 5)]
 
 
 def _damped_inverses(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,12 +261,13 @@ def test_the_form_in_the_table_is_the_one_that_solves(monkeypatch: pytest.Monkey
         row = table(*_problem((rows, 4, 3)))[BATCH]
         row.passes[0]()
         assert used.pop() == row.form
-    shapes = (_conv_layers.Shape(1, 2, 5, 4, 3, groups=2), _conv_layers.Shape(1, 2, 6, 4, 3, groups=2))  # 9 and 16 positions, d + 1 = 10
+    sizes = (9, 3), (10, 3), (11, 3), (1, 6)  # 9, 10, 11 and 16 positions, d + 1 = 10
+    shapes = [_conv_layers.Shape(images, 2, side, 4, 3, groups=2) for images, side in sizes]
     monkeypatch.setattr(_corrected_convs, "SHAPES", shapes)
     monkeypatch.setattr(_corrected_convs, "BATCH_SHAPES", shapes)
     used.clear()
     forms = [rest[0] for _, name, rest in rows_of([*_corrected_convs.corrected_convs(3)], CONVS) if name == _corrected_convs.BATCH]
-    assert forms == ["dual", "dual", "primal", "primal"]
+    assert forms == ["dual"] * 4 + ["primal"] * 4  # in two formats
     assert used == [form for form in forms for _ in range(4)]
 
 
@@ -293,8 +309,7 @@ def test_every_convolution_is_in_ratio_to_torchs_in_the_same_format(monkeypatch:
     assert seen == [(kind, last) for layers in (few, [*kinds]) for last in (False, True) for kind in layers]
 
 
-def test_the_command_prints_the_corrections_with_one_thread(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
+def test_the_command_prints_both_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(_corrected_linear, "SHAPES", (FEW,))
     monkeypatch.setattr(_corrected_convs, "SHAPES", (_conv_layers.Shape(2, 3, 6, 4, 3),))
     bench("corrections", repeats=3)
@@ -303,4 +318,15 @@ def test_the_command_prints_the_corrections_with_one_thread(monkeypatch: pytest.
     assert "medians of 3 interleaved rounds" in printed.out
     assert " SKFAC" in printed.out
     assert "SampleCorrectedConv2d" in printed.out
-    assert torch.get_num_threads() == threads
+
+
+def test_it_is_measured_with_one_thread_and_leaves_as_many_as_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("corrected_linear", "corrected_convs"):
+        monkeypatch.setattr(_corrections, part, lambda repeats: [f"{torch.get_num_threads()} of {repeats}"])
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert [*corrections(3)] == ["1 of 3", "", "1 of 3"]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
