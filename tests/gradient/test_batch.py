@@ -82,12 +82,15 @@ def test_the_smaller_matrix_is_the_one_solved(
     solved: list[torch.Size] = []
     monkeypatch.setattr(_batch, "damped", lambda m, *a, f=_batch.damped: solved.append(m.shape) or f(m, *a))
     monkeypatch.setattr(_average, "damped", lambda m, *a, f=_average.damped: solved.append(m.shape) or f(m, *a))
+    grams: list[bool] = []
+    monkeypatch.setattr(_batch, "gram", lambda *a, f=_batch.gram, **k: grams.append(True) or f(*a, **k))
     x, weight, bias = _leaves(rows, 8)
     weight.requires_grad_(needed[0])
     bias.requires_grad_(needed[1])
     batch_corrected_linear(x, weight, bias, damping=1.0).sum().backward()
     size = rows if form == "dual" else 8 * needed[0] + needed[1]
     assert solved == [(1, size, size)]
+    assert grams == [True] * (form == "dual")
 
 
 @pytest.mark.parametrize("rows", [1, 5, 9])
@@ -269,3 +272,13 @@ def test_64_random_rows_in_8_dimensions_realise_an_eighth_of_what_they_want() ->
     share = batch.corrected(g, rows, torch.zeros(30, 8, dtype=torch.float64)).share
     assert 0.11 < share < 0.14
     assert share == pytest.approx(realised_share(rows, g, ridge(rows, g, 0.0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("damping", [0.0, 1e-9, 1e-3])
+def test_rows_that_are_equal_and_want_different_things_realise_what_they_agree_on(damping: float, dtype: torch.dtype) -> None:
+    rows, g = torch.randn(3, 8, dtype=dtype).repeat(2, 1), torch.randn(6, 2, dtype=dtype)
+    share = Batch(LINEAR, (True, False), damping).corrected(g, rows, torch.zeros(2, 8, dtype=dtype)).share
+    agreed = (g[:3] + g[3:]) / 2
+    assert float(share) == pytest.approx(float(2 * agreed.square().sum() / g.square().sum()), rel=10 * damping + 1e-4)
+    assert share < 0.95

@@ -123,6 +123,19 @@ def test_in_eval_mode_the_average_is_used_and_not_changed(every: int) -> None:
             close(actual, definition.gradient(augmented(first), g), tolerance=1e-9)
 
 
+def test_a_backward_in_eval_mode_leaves_the_inverse_that_training_keeps() -> None:
+    layer, definition = _layer(damping=0.01, decay=0.6, every=3), Definition(0.6, 0.01)
+    first, x = torch.randn(9, D, dtype=WIDE), torch.randn(9, D, dtype=WIDE)
+    _backward(layer, first)
+    definition.count(augmented(first))
+    kept = definition.average()
+    layer.eval().damping = 0.5
+    _backward(layer, x)
+    layer.train().damping = 0.01
+    actual, g = _backward(layer, x)
+    close(actual, definition.gradient(augmented(x), g, average=kept), tolerance=1e-9)
+
+
 def test_a_reset_forgets() -> None:
     layer, fresh = _layer(decay=0.9, every=3), _layer(decay=0.9, every=3)
     fresh.load_state_dict(layer.state_dict())
