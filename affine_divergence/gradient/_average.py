@@ -119,15 +119,16 @@ class Averaged:
         kept.to(matrix.device)
         if self.learns:
             kept.add(matrix, rows, self.decay)
-        fresh = damped(self._columns(kept.total, needed) * (rows / kept.weight), rows, damping, products)
-        if self.every == 1:
-            return fresh
         made_for = needed, damping, products
         inverse = kept.inverse
-        due = self.learns and (kept.backwards - 1) % self.every == 0
+        due = self.every == 1 or (self.learns and (kept.backwards - 1) % self.every == 0)
         if due or inverse is None or inverse.made_for != made_for:
+            fresh = damped(self._columns(kept.total, needed) * (rows / kept.weight), rows, damping, products)
+            if self.every == 1:
+                return fresh
             inverse = Inverse(rows * fresh.solve(eye_like(fresh.matrix).expand_as(fresh.matrix)), fresh.mean, made_for, rows)
-            kept.inverse = inverse if self.learns else kept.inverse
+            if self.learns and bool(kept.weight > 0):  # of no average yet, a batch with NaN came first, it would be NaN until the next
+                kept.inverse = inverse
         return replace(inverse, rows=rows)
 
     def _columns(self, matrix: Tensor, needed: Needed) -> Tensor:

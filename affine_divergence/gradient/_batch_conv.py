@@ -32,9 +32,9 @@ def batch_corrected_conv2d(
 
     It is `batch_corrected_linear` of the patches: with X̃ the rows [patch_p; 1] of all N positions of all images, per group,
     the gradient is the ridge solution gᵀ (X̃X̃ᵀ + λI)⁻¹ X̃ = gᵀ X̃ (X̃ᵀX̃ + λI)⁻¹, λ = damping · trace(X̃X̃ᵀ)/N, by the smaller
-    matrix. With d = C_in/groups · K_h · K_w and o = C_out/groups the dual form (N ≤ d + 1) costs N²(d + o) + N³/3, the primal
-    one N d² + d³/3, per group, where the convolution itself costs N d o. There are mostly many more positions than d + 1: then
-    a step cannot move all of them as wanted, and moves them as near to it as it can.
+    matrix. With d = C_in/groups · K_h · K_w and o = C_out/groups the dual form (N ≤ d + 1) costs N²(d + o) + N³/6, the primal
+    one (N + o) d² + d³/6, per group, where the convolution and its gradients take 3 N d o. There are mostly many more positions
+    than d + 1: then a step cannot move all of them as wanted, and moves them as near to it as it can.
 
     Patches are unfolded a few images at a time, 32 MiB of them, or one image's; beyond that the memory is some matrices of
     (d + 1)², or N², in float64. Padding with zeros belongs to the patch.

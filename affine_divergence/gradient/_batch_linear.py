@@ -30,15 +30,18 @@ def batch_corrected_linear(
 
         gᵀ (X̃X̃ᵀ + λI)⁻¹ X̃   (dual, N×N)   =   gᵀ X̃ (X̃ᵀX̃ + λI)⁻¹   (primal, (d+1)×(d+1)),
 
-    by the smaller matrix of the two: dual where N ≤ d + 1, at a cost of N²(d + o) + N³/3, else primal, N d² + d³/3. Output
+    by the smaller matrix of the two: dual where N ≤ d + 1, at a cost of N²(d + o) + N³/6 multiplications, else primal,
+    (N + o) d² + d³/6; where F.linear and its gradients take 3 N d o. Where the damping is too small for Cholesky's
+    factorisation (below) an eigendecomposition takes its place, which is several times dearer. Output
     and ∂L/∂x are bit-identical to those of `F.linear`. At damping 0 and with no more rows than d + 1, all independent, a
     gradient step changes each z_i by exactly −lr · ∂L/∂z_i; a large damping gives the plain gradient over λ. Without a bias,
     or with a frozen one, the rows are x_i; with a frozen weight only the 1 is left.
 
-    Gram matrices and their solves are in float64 (float32 on devices without), whatever the dtypes. Where the damping is below
-    16√n · eps, n being the size of the matrix and eps that of the products, directions in which the rows differ by rounding
-    alone (singular values of X̃ below 16√n · eps of the largest) get no gradient. Several calls, and micro-batches, are
-    corrected each by its own rows and their gradients added. NaN or inf in x gives NaN.
+    Gram matrices and their solves are in float64 (float32 on devices without), whatever the dtypes. Where the damping is
+    below 16√n · eps, n the size of the matrix and eps that of the dtype, directions in which singular values of X̃ are below
+    that share of the largest (in float64: below √(16√n · eps)) get no gradient: rows tell them apart by their rounding alone,
+    or are very much shorter than others. With any damping one very long row raises λ for all. Several calls, and
+    micro-batches, are corrected each by its own rows and their gradients added. NaN or inf in x gives NaN.
 
     Args:
         x: (…, d_in); rows are all but the last axis.

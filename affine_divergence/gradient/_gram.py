@@ -1,6 +1,7 @@
-# The two products of the augmented rows X̃ = [X 1] with themselves, in the dtype of the solve, never unfolding all of X at once.
+# The products of the augmented rows X̃ = [X 1], in the dtype of the solve, never unfolding all of X at once.
 #
-# Layout: x (N, C, *size); the Gram matrix X̃X̃ᵀ (groups, rows, rows), the moment X̃ᵀX̃ (groups, d+1, d+1), the column of ones last.
+# Layout: x (N, C, *size); the Gram matrix X̃X̃ᵀ (groups, rows, rows), the moment X̃ᵀX̃ (groups, d+1, d+1), the gradient gᵀX̃ of rows g
+# (groups, rows, o) of that dtype (groups, o, d+1); the column of ones last.
 from __future__ import annotations
 
 import math
@@ -25,6 +26,12 @@ def gram(x: Float[Tensor, "n c *size"], geometry: Geometry, *, ones: bool) -> Fl
     for part in column_parts(x, geometry, total.dtype):
         total = torch.baddbmm(total, part, part.mT)
     return total
+
+
+def gradient(g: Float[Tensor, "groups rows o"], x: Float[Tensor, "n c *size"], geometry: Geometry, *, ones: bool) -> Tensor:
+    """gᵀX̃, with or without the ones. Peak memory: the result twice, and a part of the columns of X."""
+    parts = [g.mT @ part for part in column_parts(x, geometry, g.dtype)]
+    return torch.cat([*parts, g.sum(1).unsqueeze(2)] if ones else parts, 2)
 
 
 def moment(x: Float[Tensor, "n c *size"], geometry: Geometry, *, ones: bool) -> Float[Tensor, "groups d d"]:

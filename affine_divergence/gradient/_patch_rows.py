@@ -60,12 +60,6 @@ def upstream_rows(g: Float[Tensor, "n c_out *out"], groups: int) -> Float[Tensor
     return rows.reshape(groups, g.shape[0] * positions, channels)
 
 
-def as_upstream(rows: Float[Tensor, "groups rows o"], shape: torch.Size) -> Float[Tensor, "n c_out *out"]:
-    """The g, of this shape, that has these rows."""
-    images = rows.reshape(rows.shape[0], shape[0], math.prod(shape[2:]), rows.shape[2])
-    return images.permute(1, 0, 3, 2).reshape(shape)
-
-
 def _number(one: Tensor, geometry: Geometry) -> int:
     of_one = row_count(one, geometry) * one.shape[1] * math.prod(geometry.kernel_size)
     return max(1, _PART // max(1, of_one))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from affine_divergence.functional._arguments import check_conv
-from affine_divergence.functional._channels import channel_sqnorm, scale_channels
+from affine_divergence.functional._channels import by_group, channel_sqnorm
 from affine_divergence.functional._geometry import Geometry, conv_geometry
 from affine_divergence.functional._rows import wide_dtype
 from affine_divergence.gradient._carry import carried
@@ -155,9 +155,8 @@ class _SampleGradients:
         t = _reciprocal(geometry.patch_sums(channel_sqnorm(x, geometry.groups)), biased=needed[1])
         # In float16 t·g flushes to zero, and a power of two that saves it overflows W's gradient at another patch.
         dtype = torch.float32 if g.dtype == torch.float16 else g.dtype
-        if 0 in g.stride():  # expanded, as by a sum or an average pool: times a t in channels_last it has no groups that a view joins
-            g = g.contiguous()
-        scaled = scale_channels(g, t).to(dtype)
+        # No view joins the groups again where g is expanded, as by a sum or an average pool, and t in channels_last: hence a reshape.
+        scaled = (by_group(g, geometry.groups) * t.unsqueeze(2)).reshape(g.shape).to(dtype)
         _, weight_grad, bias_grad = geometry.convolve_backward(scaled, x.to(dtype), weight.to(dtype), (False, *needed))
         return weight_grad, bias_grad
 

@@ -126,16 +126,17 @@ class BatchCorrectedLinear(_BatchCorrected, torch.nn.Linear):
     that agree: learning rates must be tuned anew.
 
     **The share.** After a backward `realised_share` is ⟨δz, δz*⟩/‖δz*‖² of the change δz that a gradient step makes by this
-    layer's own parameters and the wanted one, δz* = −lr · ∂L/∂z: measured, to first order, from 0 to 1. 64 random rows in 8
-    dimensions can realise some 0.13. It is of the last call whose backward ran, a 0-dimensional tensor without a graph (reading
-    it by `.item()` waits for the device); None before, NaN where ∂L/∂z was 0 or there were no rows.
+    layer's own parameters at unchanged inputs and the wanted one, δz* = −lr · ∂L/∂z: from 0 to 1, for plain gradient descent.
+    64 random rows in 8 dimensions and a bias can realise some 9/64. It is of the last call whose backward ran, a 0-dimensional
+    tensor without a graph (reading it by `.item()` waits for the device); None before, NaN where ∂L/∂z was 0 or there were no
+    rows.
 
-    **The average.** With decay > 0 the layer solves with N·S in place of X̃ᵀX̃, S the average of X̃ᵀX̃/N over backwards, weighted
-    by (1 − decay)·decay^age and by one over the sum of these weights, always in the primal form: FOOF. Every backward in
-    training mode counts its batch in, before it solves; in eval mode the average is used as it is (where there is none yet, the
-    batch's own moment). A batch that holds NaN or inf is left out of it, and has a gradient of NaN. With every > 1 the inverse
-    is made at every so many backwards and kept between. Copies and pickles keep the average, the state_dict does not; it stays
-    in float64 whatever `.to()` and `.half()` do. The share can then be above 1.
+    **The average.** With decay > 0 the layer solves with N·S in place of X̃ᵀX̃, S the average of X̃ᵀX̃/N over backwards,
+    weighted by (1 − decay)·decay^age and by one over the sum of these weights, always in the primal form: FOOF. Every backward
+    in training mode counts its batch in, before it solves; in eval mode the average is used as it is (where there is none yet,
+    the batch's own moment). A batch that holds NaN or inf is left out of it, and has a gradient of NaN. With every > 1 the
+    inverse is made at every so many backwards and kept between, S + (λ/N)I as it then was. Copies and pickles keep the average,
+    the state_dict does not; it stays in float64 whatever `.to()` and `.half()` do. The share can then be above 1.
 
     **Several calls** of the layer, and micro-batches, are corrected each by its own rows and their gradients added; the
     average counts each. **torch.compile**: the same, one opaque operation in the backward. **torch.func**: per-sample gradients

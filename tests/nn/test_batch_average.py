@@ -272,3 +272,13 @@ def test_options_set_later_are_those_used() -> None:
         actual, g = _backward(layer, x)
         definition.count(augmented(x))
         close(actual, definition.gradient(augmented(x), g), tolerance=1e-9)
+
+
+def test_a_first_batch_that_is_not_finite_spoils_its_own_gradient_alone() -> None:
+    layer, x = BatchCorrectedLinear(4, 3, decay=0.9, every=5), torch.randn(6, 4)
+    finite = []
+    for batch in (torch.full_like(x, math.nan), x, x):
+        layer.zero_grad()
+        layer(batch).sum().backward()
+        finite.append(bool(torch.isfinite(layer.weight.grad).all()))
+    assert finite == [False, True, True]
