@@ -41,8 +41,10 @@ def scale_channels(y: Tensor, t: Tensor, shift: Tensor | None = None) -> Tensor:
     groups = t.shape[1]
     if groups not in (1, y.shape[1]):
         grouped = scale_channels(by_group(y, groups), t.unsqueeze(2), None if shift is None else shift.view(groups, -1))
-        product: Tensor = torch.ops.aten._unsafe_view(grouped, y.shape)
-        return product  # no view: an operation in place on a Function's output is refused where that is one
+        # No view: an operation in place on a Function's output is refused where that is one. Of an expanded gradient, in channels_last, the
+        # product lies so that it has to be copied.
+        product: Tensor = torch.ops.aten._unsafe_view(grouped.reshape(y.shape), y.shape)
+        return product
     return y * t if shift is None else torch.addcmul(shift.view(*shift.shape, *[1] * (y.dim() - shift.dim() - 1)), y, t)
 
 

@@ -74,6 +74,10 @@ class RunningMoment:
         self.weight = torch.where(finite, decay * self.weight + (1 - decay), self.weight)
         self.backwards += 1
 
+    def is_something(self) -> bool:
+        """Whether there was a batch without NaN, and something in each group: else an inverse of it, kept, were NaN, or 1/damping."""
+        return bool((self.total.diagonal(dim1=-2, dim2=-1).sum(-1) > 0).all())
+
     def to(self, device: torch.device) -> None:
         """Follow the layer to its device, in the dtype of the solve."""
         if self.total.device != device:
@@ -125,9 +129,10 @@ class Averaged:
         if due or inverse is None or inverse.made_for != made_for:
             fresh = damped(self._columns(kept.total, needed) * (rows / kept.weight), rows, damping, products)
             if self.every == 1:
+                kept.inverse = None
                 return fresh
             inverse = Inverse(rows * fresh.solve(eye_like(fresh.matrix).expand_as(fresh.matrix)), fresh.mean, made_for, rows)
-            if self.learns and bool(kept.weight > 0):  # of no average yet, a batch with NaN came first, it would be NaN until the next
+            if self.learns and kept.is_something():
                 kept.inverse = inverse
         return replace(inverse, rows=rows)
 

@@ -49,7 +49,7 @@ class Batch:
         weight = weight.to(dtype)
         rows = g.shape[0] * math.prod(g.shape[2:])
         counts = [rows] if self.group is None else self.group.counts(rows, g.device)
-        if not sum(counts):
+        if not sum(counts) or not len(weight):
             return Corrected(*self._plain(g, x, weight), g.new_full((), math.nan, dtype=torch.float32))
         columns = weight[:1].numel() * self.needed[0] + self.needed[1]
         if moments is None and self.needed[0] and sum(counts) <= columns:
@@ -91,7 +91,7 @@ class Batch:
         problem = moments.problem(matrix, rows, self.needed, self.damping, g.dtype)
         solved = problem.solve(plain.mT if everyones is plain else torch.cat([plain.mT, everyones.mT], 2)) / problem.mean
         share = (everyones.mT * solved[:, :, -everyones.shape[1] :]).sum() / sqnorm
-        own = solved[:, :, : plain.shape[1]].mT.to(g.dtype)
+        own = solved.narrow(2, 0, plain.shape[1]).mT.to(g.dtype)  # not a slice of all, which is_grads_batched cannot batch
         return Corrected(*self._parted(own, weight), share.float())
 
     def _plain(self, g: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -103,8 +103,8 @@ class Batch:
 
     def _parted(self, joined: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """(groups, C_out/groups, columns) → the gradients of weight and bias."""
-        weight_grad = joined[:, :, : weight[:1].numel()].reshape(weight.shape) if self.needed[0] else None
-        return weight_grad, joined[:, :, -1].flatten() if self.needed[1] else None
+        weight_grad = joined.narrow(2, 0, weight[:1].numel()).reshape(weight.shape) if self.needed[0] else None
+        return weight_grad, joined[:, :, -1].reshape(-1) if self.needed[1] else None
 
 
 def _joined(weight_grad: Tensor | None, bias_grad: Tensor | None, groups: int) -> Tensor:

@@ -49,13 +49,15 @@ def carried(product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, gr
     learns = torch.is_grad_enabled() and any(needed)
     if forward_mode() and (learns or _is_dual(weight) or (bias is not None and _is_dual(bias))):
         raise RuntimeError(_FORWARD)
-    if not learns or torch.compiler.is_exporting():  # an exported graph is torch's own
+    if not learns or torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        # An exported or traced graph is torch's own.
         return product(x, weight, bias)
     # The backward visits later nodes first: made before those of the product, these views hold the parameters' gradients back until it
     # is done. Without them an optimiser that steps in a hook of the gradient changes the weight before ∂L/∂x is made of it.
     late_weight, late_bias = weight.view_as(weight), None if bias is None else bias.view_as(bias)
     z = product(x, weight.detach(), None if bias is None else bias.detach())
-    in_place = not (transformed or torch.compiler.is_compiling())
+    # Nor in place where a mode looks at every operation: selective checkpointing keeps the output of the product, and refuses changes.
+    in_place = not (transformed or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack())
     if in_place and z._is_view():  # 3-D input, unbatched image: the backward of a view that is marked as changed copies ∂L/∂z twice
         z = torch.ops.aten._unsafe_view(z, z.shape)
     carrying: Tensor = (_CarryInPlace if in_place else _Carry).apply(z, x, late_weight, late_bias, gradients, needed)

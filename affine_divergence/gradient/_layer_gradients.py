@@ -42,13 +42,29 @@ class LayerGradients:
 
     geometry: Geometry
     number: Tensor
+    layer: Correcting | None  # kept alive until the backward, but by a compiled graph
+
+    @staticmethod
+    def of(geometry: Geometry, number: Tensor) -> LayerGradients:
+        """Those of the layer with a number."""
+        return LayerGradients(geometry, number, None if torch.compiler.is_compiling() else _found(number))
 
     def __call__(self, g: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
-        if torch.compiler.is_compiling():
+        if self.layer is None:
             weight_grad, bias_grad = _corrected(g, x, weight, *needed, _as_numbers(self.geometry), self.number)
             return weight_grad if needed[0] else None, bias_grad if needed[1] else None
-        corrected = _layers[int(self.number)].corrected(g, x, weight, needed, self.geometry)
+        corrected = self.layer.corrected(g, x, weight, needed, self.geometry)
         return corrected.weight, corrected.bias
+
+
+def _found(number: Tensor) -> Correcting:
+    layer = _layers.get(int(number))
+    if layer is None:
+        raise RuntimeError(
+            "a batch-corrected layer was deleted before the backward of its compiled forward, which asks it for its options; "
+            "keep the layer until then"
+        )
+    return layer
 
 
 # Not for CUDA graphs: they would replay the kernels without the layer's own bookkeeping.
@@ -62,7 +78,7 @@ def _corrected(
     g: Tensor, x: Tensor, weight: Tensor, weight_learns: bool, bias_learns: bool, geometry: Sequence[int], layer: Tensor
 ) -> tuple[Tensor, Tensor]:
     needed = weight_learns, bias_learns
-    corrected = _layers[int(layer)].corrected(g, x, weight, needed, _from_numbers(geometry, weight))
+    corrected = _found(layer).corrected(g, x, weight, needed, _from_numbers(geometry, weight))
     weight_grad, bias_grad = (g.new_empty(0) if t is None else t.to(weight.dtype).contiguous() for t in corrected[:2])
     return weight_grad, bias_grad
 

@@ -1,7 +1,8 @@
 # Batch-corrected layers: torch's own linear and convolutional layers, whose weight gradient moves all activations at once as they should.
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -66,11 +67,18 @@ class _BatchCorrected(torch.nn.Module):
         return corrected
 
     def _carried(self, product: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        return carried(product, x, weight, bias, LayerGradients(geometry, self._number))
+        return carried(product, x, weight, bias, LayerGradients.of(geometry, self._number))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._number = number_of(self)  # of a copy or a pickled one: not that of the original
+        self._number = number_of(self)  # of a pickled one: not that of the original
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Not by __setstate__, which torch's parametrisations go round when they copy.
+        memo[id(self)] = replica = self.__new__(type(self))
+        replica.__dict__ = copy.deepcopy(self.__dict__, memo)
+        replica._number = number_of(replica)
+        return replica
 
     def extra_repr(self) -> str:
         """The options, as torch's layer shows its own."""

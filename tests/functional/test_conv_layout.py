@@ -10,6 +10,8 @@ from maps import gradients
 from oracles import TOLERANCE, close
 from torch import Tensor
 
+from affine_divergence.functional import affine_like_conv2d
+
 SIZES = {1: (7,), 2: (5, 6), 3: (3, 4, 4)}
 FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
 
@@ -128,3 +130,17 @@ def test_in_place_operations_on_the_output_leave_its_gradients_right(map_: ConvM
         upstream = torch.randn(wanted.shape, dtype=wanted.dtype, generator=torch.Generator().manual_seed(1))
         for actual, expected in zip(gradients(in_place, upstream, *tensors), gradients(wanted, upstream, *tensors), strict=True):
             close(actual, expected)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_an_expanded_gradient_goes_through_grouped_channels_last_images(reduction: str) -> None:
+    # The scaled gradient then lies so that no view of it is the ungrouped one.
+    x, weight = torch.randn(2, 4, 5, 5), torch.randn(4, 2, 3, 3)
+    gradients = []
+    for memory_format in (torch.channels_last, torch.contiguous_format):
+        image = x.clone(memory_format=memory_format).requires_grad_()
+        own = weight.clone().requires_grad_()
+        getattr(affine_like_conv2d(image, own, None, padding=1, groups=2), reduction)().backward()
+        gradients.append((image.grad, own.grad))
+    for one, other in zip(*gradients, strict=True):
+        close(one, other)

@@ -4,15 +4,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from affine_divergence.gradient._carry import carried
+from affine_divergence.nn import BatchCorrectedLinear, SampleCorrectedLinear
 
 Pair = tuple[Tensor | None, Tensor | None]
 
@@ -293,3 +295,25 @@ def test_mixed_dtypes_are_refused_in_torchs_words() -> None:
         with pytest.raises(RuntimeError) as ours:
             linear(*tensors)
         assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("layer", [SampleCorrectedLinear, BatchCorrectedLinear])
+def test_selective_checkpointing_keeps_the_product_and_gives_the_same_gradients(layer: Any) -> None:
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operation is torch.ops.aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+    model, x = layer(6, 4), torch.randn(5, 6, requires_grad=True)
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    kept = torch.autograd.grad(checkpoint(model, x, use_reentrant=False, context_fn=contexts).sin().sum(), [x, *model.parameters()])
+    plain = torch.autograd.grad(model(x).sin().sum(), [x, *model.parameters()])
+    for one, other in zip(kept, plain, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")  # of torch.jit
+@pytest.mark.parametrize("layer", [SampleCorrectedLinear, BatchCorrectedLinear])
+def test_a_traced_layer_is_torchs_own(layer: Any) -> None:
+    model, x = layer(6, 4), torch.randn(5, 6)
+    traced = torch.jit.trace(model, x)
+    assert torch.equal(traced(x), model(x))
+    assert "aten::linear" in str(traced.graph)

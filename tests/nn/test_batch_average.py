@@ -282,3 +282,42 @@ def test_a_first_batch_that_is_not_finite_spoils_its_own_gradient_alone() -> Non
         layer(batch).sum().backward()
         finite.append(bool(torch.isfinite(layer.weight.grad).all()))
     assert finite == [False, True, True]
+
+
+def test_an_inverse_is_not_kept_over_backwards_that_did_without() -> None:
+    layer, other = (BatchCorrectedLinear(3, 2, decay=0.5, every=3) for _ in range(2))
+    batches = [torch.randn(9, 3), *(100 * torch.randn(9, 3) for _ in range(5))]
+    for batch in batches[:3]:
+        layer(batch).sum().backward()
+    layer.every = 1
+    for batch in batches[3:5]:
+        layer(batch).sum().backward()
+    other.every = 1
+    for batch in batches[:5]:
+        other(batch).sum().backward()
+    layer.every = 4
+    for one in (layer, other):
+        one.zero_grad()
+        one(batches[5]).sum().backward()
+    close(layer.weight.grad, other.weight.grad, tolerance=1e-6)
+
+
+def test_an_inverse_of_an_average_of_nothing_is_not_kept() -> None:
+    layer, other = BatchCorrectedLinear(6, 4, bias=False, decay=0.9, every=50), BatchCorrectedLinear(6, 4, bias=False, decay=0.9)
+    x = torch.randn(8, 6)
+    for one in (layer, other):
+        one(torch.zeros(8, 6)).sum().backward()
+        one.zero_grad()
+        one(x).sum().backward()
+    close(layer.weight.grad, other.weight.grad, tolerance=1e-6)
+
+
+def test_a_copy_of_a_parametrised_layer_has_its_own_average_options_and_share() -> None:
+    layer = torch.nn.utils.parametrizations.weight_norm(BatchCorrectedLinear(6, 4, decay=0.9))
+    other = copy.deepcopy(layer)
+    other.damping = 100.0
+    other(torch.randn(5, 6)).sum().backward()
+    assert layer.realised_share is None
+    assert layer._average is None
+    assert other._average is not None
+    assert float(other.realised_share) < 0.05

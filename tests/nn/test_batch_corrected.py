@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import io
 import math
@@ -381,3 +382,32 @@ def test_derivatives_of_the_gradient_are_refused() -> None:
         gradient.sum().backward()
     with pytest.raises(RuntimeError, match="no forward mode"):
         torch.func.jvp(lambda x: layer(x), (x,), (x,))
+
+
+def test_a_layer_that_nothing_holds_any_more_is_there_for_its_backward() -> None:
+    x = torch.randn(5, 6, requires_grad=True)
+    torch.manual_seed(0)
+    z = ann.BatchCorrectedLinear(6, 4)(x)
+    gc.collect()
+    z.sum().backward()
+    torch.manual_seed(0)
+    close(x.grad, torch.autograd.grad(nn.Linear(6, 4)(x).sum(), x)[0])
+
+
+@pytest.mark.parametrize("rows", [5, 30], ids=["dual", "primal"])
+def test_several_upstream_gradients_may_be_given_at_once(rows: int) -> None:
+    layer, g = ann.BatchCorrectedLinear(6, 4), torch.randn(3, rows, 4)
+    x = torch.randn(rows, 6)
+    z = layer(x)
+    together = torch.autograd.grad(z, list(layer.parameters()), g, is_grads_batched=True, retain_graph=True)
+    for place in range(3):
+        for one, alone in zip(together, torch.autograd.grad(z, list(layer.parameters()), g[place], retain_graph=True), strict=True):
+            close(one[place], alone)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")  # torch's own
+def test_a_layer_without_outputs_has_empty_gradients() -> None:
+    layer = ann.BatchCorrectedLinear(4, 0)
+    layer(torch.randn(3, 4)).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.shape == (0, 4)
