@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.pattern import Pattern, check_depth
-from affine_divergence.lab.trial import DAMPED, Activation, Cell, Method, PositiveFloat, PositiveInt, Seed, check_methods
+from affine_divergence.lab.trial import DAMPED, Activation, Cell, DampingFloat, Method, PositiveFloat, PositiveInt, Seed, check_methods
 
 MAX_TRIALS = 1_000_000
 CLOSEST = 1.02  # a range of learning rates is continued by numbers of three digits
@@ -36,7 +36,7 @@ class Axes(BaseModel):
     activation: Annotated[tuple[Activation, ...], Field(min_length=1)]
     batch_size: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     learning_rate: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None
-    damping: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None
+    damping: Annotated[tuple[DampingFloat, ...], Field(min_length=1)] | None = None
     rate_from_batch_size: PositiveInt | None = None
     seed: Annotated[tuple[Seed, ...], Field(min_length=1)]
     epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None

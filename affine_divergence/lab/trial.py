@@ -51,6 +51,8 @@ Activation = Literal["tanh", "leaky-relu"]
 Role = Literal["tuning", "evaluation"]
 
 PositiveInt = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+LEAST_DAMPING, MOST_DAMPING = 1e-4, 1e6  # below, float32 finds the damped matrices indefinite; above, it is the plain step over the damping
+DampingFloat = Annotated[float, Field(ge=LEAST_DAMPING, le=MOST_DAMPING, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 
@@ -96,7 +98,7 @@ class Trial(BaseModel):
     activation: Activation
     batch_size: PositiveInt
     learning_rate: PositiveFloat
-    damping: PositiveFloat | None = None
+    damping: DampingFloat | None = None
     seed: Seed
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from affine_divergence.lab.grid import Grid, Series, Tuning
-from affine_divergence.lab.trial import Cell, Trial
+from affine_divergence.lab.trial import LEAST_DAMPING, MOST_DAMPING, Cell, Trial
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def _tune_damped(
         best = max(tried, key=lambda index: (means[index], -index))
         at_edge = len(tried) > 1 and len(set(means.values())) > 1 and best in (tried[0], tried[-1])
         further = best + (1 if best == tried[-1] else -1)
-        if not at_edge or extensions == tuning.extend or not dampings.reaches(further):
+        may_be = dampings.reaches(further) and LEAST_DAMPING <= dampings[further] <= MOST_DAMPING
+        if not at_edge or extensions == tuning.extend or not may_be:
             return replace(choices[best], damping=dampings[best], damping_at_edge=at_edge)
         tried = sorted([*tried, further])
         extensions += 1

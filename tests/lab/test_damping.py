@@ -72,7 +72,8 @@ def test_a_damping_changes_the_key_and_not_what_a_stack_shares() -> None:
         ("[0.1, 1.0, 10.0]", "[1.0, 0.1]", "damping must ascend where it is tuned"),
         ("[0.1, 1.0, 10.0]", "[0.1, 0.1]", "damping holds a value twice"),
         ("[0.1, 1.0, 10.0]", "[0.1, 0.101]", "values of damping that are tuned differ by 2 %"),
-        ("[0.1, 1.0, 10.0]", "[0.0]", "grid.damping: input should be greater than 0, got 0.0"),
+        ("[0.1, 1.0, 10.0]", "[0.0]", "grid.damping: input should be greater than or equal to 0.0001, got 0.0"),
+        ("[0.1, 1.0, 10.0]", "[1e7]", "grid.damping: input should be less than or equal to 1000000, got 10000000.0"),
     ],
 )
 def test_a_wrong_damping_is_told_in_one_line(old: str, new: str, said: str) -> None:
@@ -113,6 +114,12 @@ def test_dampings_are_extended_beyond_an_end_and_flagged_where_that_does_not_bra
     _, choices = played(DAMPED, peak(best))
     assert choices["batch"].damping == pytest.approx(chosen)
     assert choices["batch"].damping_at_edge is at_edge
+
+
+@pytest.mark.parametrize(("dampings", "best", "chosen"), [("[1e-4, 1e-3, 1e-2]", 1e-9, 1e-4), ("[1e4, 1e5, 1e6]", 1e9, 1e6)])
+def test_dampings_are_not_extended_beyond_what_float32_can_solve(dampings: str, best: float, chosen: float) -> None:
+    _, choices = played(DAMPED.replace("[0.1, 1.0, 10.0]", dampings), peak(best))
+    assert (choices["batch"].damping, choices["batch"].damping_at_edge) == (chosen, True)
 
 
 def test_a_single_damping_is_the_files_own_and_at_no_edge() -> None:
