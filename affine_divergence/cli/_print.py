@@ -29,7 +29,7 @@ def _print_tables(report: Report) -> None:
     methods, rows = matrix(summary.settings)
     console = Console(width=None if sys.stdout.isatty() else max(140, 50 + 15 * len(methods)))
     if report.claims:
-        table = _table(f"{summary.grid.study} on {summary.grid.data}: did the paper's claims hold?", CLAIM_HEADERS, left=(0, 1, 2, 7))
+        table = _table(f"{summary.grid.study} on {summary.grid.data}: did the claims hold?", CLAIM_HEADERS, left=(0, 1, 2, 7))
         for judged in report.claims:
             table.add_row(*claim_line(judged).cells)
         console.print(table)

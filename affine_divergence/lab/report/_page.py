@@ -74,6 +74,7 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
         grid=grid,
         grid_text=grid_text,
         claims=[_claim(one, drawn) for one in judged],
+        predictions=any(one.claim.id.startswith("P") for one in judged),  # not the paper's own
         claims_text=claims_text if judged else None,
         claims_digest=claims_digest(claims_text) if claims_text is not None and judged else None,
         level=claims.level if claims else None,
