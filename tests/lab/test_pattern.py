@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from affine_divergence.lab.pattern import Kernel, kernels
-from affine_divergence.lab.trial import CONVOLUTIONAL, FULLY_CONNECTED, Trial
+from affine_divergence.lab.trial import CONVOLUTIONAL, DAMPED, FULLY_CONNECTED, Trial
 
 
 def trial(**fields: object) -> Trial:
@@ -42,7 +42,7 @@ def test_each_model_has_its_own_methods() -> None:
     for method in CONVOLUTIONAL:
         assert trial(method=method, pattern="k3s2").method == method
     for method in FULLY_CONNECTED:
-        assert trial(method=method).method == method
+        assert trial(method=method, damping=0.1 if method in DAMPED else None).method == method
     with pytest.raises(ValidationError, match="layer-norm is no method of convolutional nets, with a pattern, which have none, batch-norm"):
         trial(method="layer-norm", pattern="k3s2")
     with pytest.raises(ValidationError, match="rms-norm-sample is no method of fully-connected nets, without a pattern"):
