@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -152,25 +152,24 @@ class Grid(BaseModel):
 
     def rates(self) -> dict[Cell, tuple[float, ...]]:
         """The learning rates of each such cell; where cells are tuned, two blocks that share one must agree on them."""
-        rates: dict[Cell, tuple[float, ...]] = {}
-        for block in self.grid:
-            if block.learning_rate is None:
-                continue
-            for cell in block.cells(self.data, self.train_images):
-                if rates.setdefault(cell, block.learning_rate) != block.learning_rate:
-                    raise ValueError(f"two blocks hold {cell} with different learning_rate; give them the same")
-        return rates
+        return self._values("learning_rate")
 
     def dampings(self) -> dict[Cell, tuple[float, ...]]:
         """The dampings of each such cell whose method has one; two blocks that share a cell must agree on them."""
-        dampings: dict[Cell, tuple[float, ...]] = {}
+        return self._values("damping", DAMPED)
+
+    def _values(self, name: str, methods: Sequence[Method] | None = None) -> dict[Cell, tuple[float, ...]]:
+        found: dict[Cell, tuple[float, ...]] = {}
         for block in self.grid:
-            if block.damping is None:
+            values: tuple[float, ...] | None = getattr(block, name)
+            if values is None:
                 continue
             for cell in block.cells(self.data, self.train_images):
-                if cell.method in DAMPED and dampings.setdefault(cell, block.damping) != block.damping:
-                    raise ValueError(f"two blocks hold {cell} with different damping; give them the same")
-        return dampings
+                if methods is not None and cell.method not in methods:
+                    continue
+                if found.setdefault(cell, values) != values:
+                    raise ValueError(f"two blocks hold {cell} with different {name}; give them the same")
+        return found
 
     def series(self) -> list[Series]:
         """What is tested, in the file's order; a cell that several blocks hold is tested with the seeds of them all."""

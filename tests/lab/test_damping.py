@@ -89,6 +89,12 @@ def test_blocks_that_share_a_cell_agree_on_its_dampings() -> None:
         grid(text)
 
 
+def test_blocks_may_share_a_method_without_a_damping_and_differ_in_the_dampings_of_others() -> None:
+    block = DAMPED.split("[grid]")[1].split("[tuning]")[0].replace('"batch"', '"foof"').replace("[0.1, 1.0, 10.0]", "[0.3, 3.0]")
+    found = grid(DAMPED.replace("[grid]", "[[grid]]").replace("[tuning]", f"[[grid]]{block}[tuning]")).dampings()
+    assert {cell.method: dampings for cell, dampings in found.items()} == {"batch": (0.1, 1.0, 10.0), "foof": (0.3, 3.0)}
+
+
 def test_without_tuning_the_methods_that_have_one_are_run_at_each_damping() -> None:
     found = {(t.method, t.damping) for t in plan(grid(UNTUNED), {}).missing}
     assert found == {("none", None), ("batch", 0.1), ("batch", 1.0), ("batch", 10.0)}
