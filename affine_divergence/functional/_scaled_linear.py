@@ -5,23 +5,19 @@
 # Nothing is saved but the inputs: s costs one pass over x and is made again in the backward.
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 from affine_divergence.functional._autocast import promoted, without_autocast
-from affine_divergence.functional._rows import forward_mode, row_sqnorm
+from affine_divergence.functional._rows import as_matrix, forward_mode, row_sqnorm, weighted_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
     from affine_divergence.functional._scale import Scale
-
-
-_PART = 128  # rows
 
 
 def scaled_linear(
@@ -78,11 +74,11 @@ class _ScaledLinear(torch.autograd.Function):
 def _gradients(
     g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Scale, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    shape, x, g = x.shape, _as_matrix(x.contiguous()), _as_matrix(g)
+    shape, x, g = x.shape, as_matrix(x.contiguous()), as_matrix(g)
     s, t = scale(row_sqnorm(x))
     x_grad = weight_grad = bias_grad = None
     if needed[2]:
-        bias_grad = (_weighted_sum(t, g) if scale.scales_bias else scale.gain * g.sum(0)).to(g.dtype)
+        bias_grad = (weighted_sum(t, g) if scale.scales_bias else scale.gain * g.sum(0)).to(g.dtype)
     # g is scaled once for all where it is the smaller factor: a temporary less. Not in float16, where t·g would flush to zero,
     # and not at ε = 0, where t is unbounded.
     scales_g = g.dtype == t.dtype and g.shape[-1] <= x.shape[-1] and scale.offset > 0.0
@@ -99,14 +95,3 @@ def _gradients(
         x_grad = torch.addcmul(u, x, -s * (s * radial))
         x_grad = (x_grad if scales_g else t * x_grad).to(x.dtype).reshape(shape)
     return x_grad, weight_grad, bias_grad
-
-
-def _weighted_sum(t: Tensor, g: Tensor) -> Tensor:
-    # Σ t g over the rows, without a temporary of the size of g. A product tᵀg sums in sequence, which over 70,000 rows lost three
-    # digits: hence in parts, whose sums are then added.
-    parts = [t_rows.mT @ g_rows.to(t.dtype) for t_rows, g_rows in zip(t.split(_PART), g.split(_PART), strict=True)]
-    return torch.cat(parts).sum(0)
-
-
-def _as_matrix(rows: Tensor) -> Tensor:
-    return rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from affine_divergence.functional._rows import as_matrix
 from affine_divergence.gradient._average import Moments, ThisBatch
 from affine_divergence.gradient._batch_arguments import check_damping
 from affine_divergence.gradient._gram import gradient, gram
@@ -59,7 +60,7 @@ class Batch:
     def _batched(self, t: Tensor, dims: int) -> Tensor:
         """Rows of any number of axes as a matrix, an image alone as a batch of one."""
         if not self.geometry.kernel_size:
-            return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+            return as_matrix(t)
         return t if t.dim() == dims else t.unsqueeze(0)
 
     def _dual(self, g: Tensor, x: Tensor, weight: Tensor, counts: list[int]) -> Corrected:

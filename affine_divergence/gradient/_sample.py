@@ -6,14 +6,13 @@
 # self term: without b the divisor is ‖x‖², where a zero row contributes 0, and without W it is 1.
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from affine_divergence.functional._arguments import check_linear
-from affine_divergence.functional._rows import inverse_root, row_sqnorm, wide_dtype
+from affine_divergence.functional._rows import as_matrix, inverse_root, row_sqnorm, weighted_sum, wide_dtype
 from affine_divergence.gradient._carry import carried
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     from affine_divergence.gradient._carry import Pair
 
-_PART = 128  # rows
 _EXPONENT = 14  # of sums that stay below 2^15; float16 ends below 2^16
 
 
@@ -73,7 +71,7 @@ def sample_corrected_linear(
 
 
 def _gradients(g: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]) -> Pair:
-    g, x = _as_matrix(g), _as_matrix(x)
+    g, x = as_matrix(g), as_matrix(x)
     if not needed[0]:
         return None, g.sum(0, dtype=wide_dtype(g.dtype))
     if g.dtype == torch.float16:
@@ -85,7 +83,7 @@ def _gradients(g: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]) 
     if g.shape[1] <= x.shape[1]:  # the smaller factor is scaled
         g = (t * g).to(g.dtype)
         return g.mT @ x.to(g.dtype), g.sum(0, dtype=t.dtype)
-    return g.mT @ (t * x).to(g.dtype), _weighted_sum(t, g)
+    return g.mT @ (t * x).to(g.dtype), weighted_sum(t, g)
 
 
 def _float16_gradients(g: Tensor, x: Tensor, biased: bool) -> Pair:
@@ -96,13 +94,3 @@ def _float16_gradients(g: Tensor, x: Tensor, biased: bool) -> Pair:
     power = torch.exp2((_EXPONENT - g.abs().sum(0).log2().floor()).clamp(-100.0, 100.0))
     weight_grad = (power * g).half().mT @ (s * x).half()
     return weight_grad.float() / power.unsqueeze(1), (s * g).sum(0) if biased else None
-
-
-def _weighted_sum(t: Tensor, g: Tensor) -> Tensor:
-    # Σ t g without a temporary of the size of g; in parts, since a product sums in sequence, which loses digits over many rows.
-    parts = [t_rows.mT @ g_rows.to(t.dtype) for t_rows, g_rows in zip(t.split(_PART), g.split(_PART), strict=True)]
-    return torch.cat(parts).sum(0)
-
-
-def _as_matrix(rows: Tensor) -> Tensor:
-    return rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
