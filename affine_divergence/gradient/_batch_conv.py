@@ -3,12 +3,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch.nn.functional as F
-
-from affine_divergence.functional._arguments import check_conv
-from affine_divergence.functional._geometry import conv_geometry
 from affine_divergence.gradient._batch import BatchGradients
 from affine_divergence.gradient._carry import carried
+from affine_divergence.gradient._convolution import checked_convolution
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -136,12 +133,5 @@ def _corrected(
     damping: float,
     process_group: ProcessGroup | None,
 ) -> Tensor:
-    check_conv(x, weight, bias, dims, groups)
-    geometry = conv_geometry(weight.shape[2:], stride, padding, dilation, groups)
-    geometry.check_size(x.shape[-dims:])
-    function = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
-
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return function(x, weight, bias, stride, padding, dilation, groups)
-
+    product, geometry = checked_convolution(dims, x, weight, bias, stride, padding, dilation, groups)
     return carried(product, x, weight, bias, BatchGradients.of(geometry, damping, process_group))

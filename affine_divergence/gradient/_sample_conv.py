@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
-from affine_divergence.functional._arguments import check_conv
-from affine_divergence.functional._channels import by_group, channel_sqnorm
-from affine_divergence.functional._geometry import Geometry, conv_geometry
+from affine_divergence.functional._channels import channel_sqnorm, scale_channels
+from affine_divergence.functional._geometry import Geometry
 from affine_divergence.functional._rows import wide_dtype
 from affine_divergence.gradient._carry import carried
+from affine_divergence.gradient._convolution import checked_convolution
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -130,15 +129,7 @@ def sample_corrected_conv3d(
 def _sample_corrected(
     dims: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
-    check_conv(x, weight, bias, dims, groups)
-    geometry = conv_geometry(weight.shape[2:], stride, padding, dilation, groups)
-    geometry.check_size(x.shape[-dims:])
-    convolution = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
-
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        z: Tensor = convolution(x, weight, bias, stride, padding, dilation, groups)
-        return z
-
+    product, geometry = checked_convolution(dims, x, weight, bias, stride, padding, dilation, groups)
     return carried(product, x, weight, bias, _SampleGradients(geometry))
 
 
@@ -155,8 +146,7 @@ class _SampleGradients:
         t = _reciprocal(geometry.patch_sums(channel_sqnorm(x, geometry.groups)), biased=needed[1])
         # In float16 t·g flushes to zero, and a power of two that saves it overflows W's gradient at another patch.
         dtype = torch.float32 if g.dtype == torch.float16 else g.dtype
-        # No view joins the groups again where g is expanded, as by a sum or an average pool, and t in channels_last: hence a reshape.
-        scaled = (by_group(g, geometry.groups) * t.unsqueeze(2)).reshape(g.shape).to(dtype)
+        scaled = scale_channels(g, t).to(dtype)
         _, weight_grad, bias_grad = geometry.convolve_backward(scaled, x.to(dtype), weight.to(dtype), (False, *needed))
         return weight_grad, bias_grad
 

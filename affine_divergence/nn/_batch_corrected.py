@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.nn.functional as F
 
-from affine_divergence.functional._geometry import Geometry, conv_geometry
+from affine_divergence.functional._geometry import Geometry
 from affine_divergence.gradient._average import Averaged, RunningMoment
 from affine_divergence.gradient._batch import Batch, Corrected
 from affine_divergence.gradient._batch_arguments import check_average, check_damping
 from affine_divergence.gradient._carry import carried
+from affine_divergence.gradient._convolution import convolution
 from affine_divergence.gradient._group import Group
 from affine_divergence.gradient._layer_gradients import LayerGradients, number_of
 from affine_divergence.gradient._patch_rows import LINEAR
+from affine_divergence.nn._padding import padded
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -112,16 +114,8 @@ class _BatchCorrectedConv(_BatchCorrected, torch.nn.modules.conv._ConvNd):
         self._correct_by(damping, decay, every, process_group)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x, padding = input, self.padding
-        if self.padding_mode != "zeros":
-            x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), "valid"
-        function: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
-
-        def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            z: Tensor = function(x, weight, bias, self.stride, padding, self.dilation, self.groups)
-            return z
-
-        geometry = conv_geometry(weight.shape[2:], self.stride, padding, self.dilation, self.groups)
+        x, padding = padded(self, input)
+        product, geometry = convolution(weight.shape[2:], self.stride, padding, self.dilation, self.groups)
         return self._carried(product, x, weight, bias, geometry)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 
 import affine_divergence.functional as AF
+from affine_divergence.nn._padding import padded
 from affine_divergence.nn._patch_norm import PatchNorm
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ class _PatchNormConv(PatchNorm):
 
     def forward(self, input: Float[Tensor, "*n c_in *size"]) -> Float[Tensor, "*n c_out *size_out"]:
         """(N, C_in, *size) → (N, C_out, *size_out), or both without N."""
-        x, padding = input, self.padding
-        if self.padding_mode != "zeros":
-            x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), "valid"
+        x, padding = padded(self, input)
         return self._normalised(x, self.stride, padding, self.dilation, self.groups)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from affine_divergence.gradient import (
     sample_corrected_conv1d,
@@ -13,6 +12,7 @@ from affine_divergence.gradient import (
     sample_corrected_conv3d,
     sample_corrected_linear,
 )
+from affine_divergence.nn._padding import padded
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -52,9 +52,7 @@ class _SampleCorrectedConv(torch.nn.modules.conv._ConvNd):
     _function: ClassVar[Callable[..., Tensor]]
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x, padding = input, self.padding
-        if self.padding_mode != "zeros":
-            x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), "valid"
+        x, padding = padded(self, input)
         return self._function(x, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
