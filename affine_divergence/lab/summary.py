@@ -34,14 +34,19 @@ class MethodRow:
     @property
     def at_edge(self) -> bool:
         """Whether a better rate or damping may lie beyond those tried."""
-        return (self.choice.at_edge or self.choice.damping_at_edge) and not self.hopeless
+        return bool(self.edges)
+
+    @property
+    def edges(self) -> dict[str, float | None]:
+        """What is at an edge, by name."""
+        choice = self.choice
+        values = [("learning rate", choice.learning_rate, choice.at_edge), ("damping", choice.damping, choice.damping_at_edge)]
+        return {name: value for name, value, at_edge in values if at_edge and not self.hopeless}
 
     @property
     def edge(self) -> str:
-        """Which of the two is at an edge, in words."""
-        choice = self.choice
-        values = [("learning rate", choice.learning_rate, choice.at_edge), ("damping", choice.damping, choice.damping_at_edge)]
-        return ", ".join(f"{name} {value:g}" for name, value, at_edge in values if at_edge)
+        """The same in words."""
+        return ", ".join(f"{name} {value:g}" for name, value in self.edges.items())
 
     @property
     def not_finite(self) -> int:

@@ -31,8 +31,8 @@ class Plan:
 
 def plan(grid: Grid, accuracies: Mapping[Trial, float]) -> Plan:
     """The missing trials of the present stage, given the validation accuracies of the finished ones; none when all is done."""
+    rates, dampings = grid.rates(), grid.dampings()
     if grid.tuning is None:
-        rates, dampings = grid.rates(), grid.dampings()
         wanted = [
             series.cell.trial(rate, seed, "evaluation", damping)
             for series in grid.series()
@@ -41,8 +41,7 @@ def plan(grid: Grid, accuracies: Mapping[Trial, float]) -> Plan:
         return Plan({}, [trial for trial in wanted if trial not in accuracies])
     choices: dict[Cell, Choice] = {}
     tuning: list[Trial] = []
-    dampings = grid.dampings()
-    for cell, rates_of_cell in grid.rates().items():
+    for cell, rates_of_cell in rates.items():
         ladder = Ladder(rates_of_cell)
         if cell in dampings:
             result = _tune_damped(cell, ladder, Ladder(dampings[cell]), grid.tuning, accuracies)

@@ -62,10 +62,7 @@ def conv_layers(repeats: int) -> Iterator[str]:
 
 
 def _rows(shape: Shape, memory_format: torch.memory_format, repeats: int) -> Iterator[str]:
-    x = torch.randn(shape.images, shape.c_in, shape.side, shape.side).to(memory_format=memory_format).requires_grad_()
-    modules = {name: module.to(memory_format=memory_format) for name, module in _modules(shape).items()}  # type: ignore[call-overload]
-    with torch.no_grad():
-        upstream = torch.randn_like(modules[PLAIN](x))
+    modules, x, upstream = laid_out(shape, _modules(shape), memory_format)
     compiled, failures = _compiled(modules, x, upstream)
     modules |= compiled
     seconds = interleaved({name: one_pass(module, x, upstream) for name, module in modules.items()}, repeats, warm=1)
@@ -78,6 +75,16 @@ def _rows(shape: Shape, memory_format: torch.memory_format, repeats: int) -> Ite
         )
     for name, reason in failures.items():
         yield f"{name:<22}cannot be compiled here: {reason}"
+
+
+def laid_out(
+    shape: Shape, modules: dict[str, nn.Module], memory_format: torch.memory_format
+) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
+    """The layers of a shape, images for them, and ∂L/∂z of what the plain one makes of these, in a memory format."""
+    x = torch.randn(shape.images, shape.c_in, shape.side, shape.side).to(memory_format=memory_format).requires_grad_()
+    modules = {name: module.to(memory_format=memory_format) for name, module in modules.items()}  # type: ignore[call-overload]
+    with torch.no_grad():
+        return modules, x, torch.randn_like(modules[PLAIN](x))
 
 
 def _modules(shape: Shape) -> dict[str, nn.Module]:

@@ -3,11 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import nn
 
 from affine_divergence.lab.benchmarks import _conv_layers
-from affine_divergence.lab.benchmarks._conv_layers import FORMATS, Shape
+from affine_divergence.lab.benchmarks._conv_layers import FORMATS, PLAIN, Shape, laid_out
 from affine_divergence.lab.benchmarks._interleave import interleaved
 from affine_divergence.lab.benchmarks._passes import one_pass
 from affine_divergence.nn import BatchCorrectedConv2d, SampleCorrectedConv2d
@@ -15,7 +14,7 @@ from affine_divergence.nn import BatchCorrectedConv2d, SampleCorrectedConv2d
 FEW = Shape(8, 128, 7, 128, 3, padding=1)  # 392 positions, patches of 1152
 SHAPES = (*_conv_layers.SHAPES, FEW)
 BATCH_SHAPES = (_conv_layers.SHAPES[0], FEW)  # XᵀX of the patches costs as much as the convolution at d = o, and in float64
-PLAIN, SAMPLE, BATCH = "Conv2d", "SampleCorrectedConv2d", "BatchCorrectedConv2d"
+SAMPLE, BATCH = "SampleCorrectedConv2d", "BatchCorrectedConv2d"
 
 
 def corrected_convs(repeats: int) -> Iterator[str]:
@@ -25,11 +24,7 @@ def corrected_convs(repeats: int) -> Iterator[str]:
     yield f"{'shape':<33}{'format':<15}{'layer':<24}{'form':<8}{'ms':>9}{f'/ {PLAIN}':>10}"
     for shape in SHAPES:
         for name, memory_format in FORMATS.items():
-            modules = layers(shape)
-            x = torch.randn(shape.images, shape.c_in, shape.side, shape.side).to(memory_format=memory_format).requires_grad_()
-            modules = {kind: module.to(memory_format=memory_format) for kind, module in modules.items()}  # type: ignore[call-overload]
-            with torch.no_grad():
-                upstream = torch.randn_like(modules[PLAIN](x))
+            modules, x, upstream = laid_out(shape, layers(shape), memory_format)
             seconds = interleaved({kind: one_pass(module, x, upstream) for kind, module in modules.items()}, repeats, warm=1)
             form = _form(upstream[:, 0].numel(), shape)
             for kind in modules:

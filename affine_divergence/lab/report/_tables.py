@@ -53,10 +53,8 @@ def points(interval: Interval) -> str:
 def chosen_rate(row: MethodRow) -> str:
     """The chosen learning rate, and damping, starred where it is the lowest or highest of all tried."""
     choice = row.choice
-    rate = f"{choice.learning_rate:g}" + ("*" if choice.at_edge and not row.hopeless else "")
-    if choice.damping is None:
-        return rate
-    return f"{rate}, damping {choice.damping:g}" + ("*" if choice.damping_at_edge and not row.hopeless else "")
+    rate = f"{choice.learning_rate:g}" + "*" * ("learning rate" in row.edges)
+    return rate if choice.damping is None else f"{rate}, damping {choice.damping:g}" + "*" * ("damping" in row.edges)
 
 
 def p_value(value: float | None) -> str:
@@ -78,10 +76,7 @@ def flags_of(row: MethodRow) -> list[str]:
     flags = []
     if row.hopeless:
         flags.append("every learning rate tried ended at chance, so none of them is better; the smallest is tested")
-    elif row.at_edge:
-        edges = [("learning rate", row.choice.at_edge), ("damping", row.choice.damping_at_edge)]
-        for what in (name for name, at_edge in edges if at_edge):
-            flags.append(f"the chosen {what} is the lowest or highest of all tried, so a better one may lie beyond")
+    flags += [f"the chosen {what} is the lowest or highest of all tried, so a better one may lie beyond" for what in row.edges]
     if row.diverged:
         low, high = wilson(row.diverged, row.accuracy.n)
         flags.append(

@@ -53,11 +53,12 @@ class FirstLayer:
         corrected = [group_of[i] for i, trial in enumerate(trials) if trial.method in GRADIENT_ONLY]
         self._corrected = sorted(set(corrected))
         self._corrected_of = torch.tensor([self._corrected.index(group) for group in corrected], dtype=torch.long, device=like.device)
-        self._foofs = {
-            number: Foof([kind.damping for other, kind, _ in self._groups if other == number and kind.method == "foof"])
-            for number, kind, _ in self._groups
-            if kind.method == "foof"
-        }
+        self._corrected_by_seed: dict[int, list[tuple[int, Kind]]] = {}
+        for group in self._corrected:
+            number, kind, _ = self._groups[group]
+            self._corrected_by_seed.setdefault(number, []).append((group, kind))
+        dampings = {number: [kind.damping for _, kind in own if kind.method == "foof"] for number, own in self._corrected_by_seed.items()}
+        self._foofs = {number: Foof(own) for number, own in dampings.items() if own}
         self._factors: dict[int, Tensor] = {}  # of the groups of the batch correction
         self._square_of = torch.tensor([self._squared.index(group) for group in scaled], dtype=torch.long, device=like.device)
 
@@ -92,11 +93,10 @@ class FirstLayer:
         """Make what the gradient-only corrections step by, and return what their biases do, (K', 1, B), a number a row."""
         biases: dict[int, Tensor] = {}
         self._factors = {}
-        for number in dict.fromkeys(self._groups[group][0] for group in self._corrected):
-            groups = {group: self._groups[group][1] for group in self._corrected if self._groups[group][0] == number}
-            images = augmented(self._inputs[next(iter(groups))]).unsqueeze(0)
+        for number, groups in self._corrected_by_seed.items():
+            images = augmented(self._inputs[groups[0][0]]).unsqueeze(0)
             of_foof = iter(self._foofs[number](images) if number in self._foofs else ())
-            for group, kind in groups.items():
+            for group, kind in groups:
                 if kind.method == "batch":
                     # Images have far more numbers than a layer, so (X̃X̃ᵀ + λ)⁻¹ is applied to the change, not to them.
                     (self._factors[group],) = batch_factor(images, kind.damping)
