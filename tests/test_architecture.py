@@ -21,7 +21,17 @@ every_file = pytest.mark.parametrize("path", FILES, ids=NAMES)
 
 # A part may import itself and the parts of lower rank; parts of one rank do not know each other.
 RANK = {"functional": 0, "gradient": 1, "kernels": 1, "nn": 2, "surgery": 3, "diagnostics": 3, "lab": 4, "cli": 5, "integrations": 6}
+ALONE = {*sys.stdlib_module_names, "torch", "numpy", "affine_divergence"}
 CORE = {part for part, rank in RANK.items() if rank < RANK["lab"]}
+
+
+# Packages of an extra that a file of the core imports when its functions are called, never when it is imported itself.
+WHEN_CALLED = {
+    "diagnostics/_figures.py": {"matplotlib"},
+    "diagnostics/_frame.py": {"polars"},
+    "diagnostics/_page.py": {"jinja2"},
+    "diagnostics/_style.py": {"matplotlib"},
+}
 
 
 def _part(path: Path) -> str | None:
@@ -29,14 +39,18 @@ def _part(path: Path) -> str | None:
     return parts[0] if len(parts) > 1 else None
 
 
-def _imported(path: Path, *, type_checking: bool) -> Iterator[str]:
-    """The absolute names of all modules that a file imports, anywhere in it."""
+def _imported(path: Path, *, type_checking: bool, when_called: bool = True) -> Iterator[str]:
+    """The absolute names of all modules that a file imports, anywhere in it, or outside its functions only."""
     package = ("affine_divergence", *path.relative_to(ROOT).parts[:-1])
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped: set[ast.AST] = set()
     if not type_checking:
         for node in ast.walk(tree):
             if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+                skipped.update(n for statement in node.body for n in ast.walk(statement))
+    if not when_called:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 skipped.update(n for statement in node.body for n in ast.walk(statement))
     for node in ast.walk(tree):
         if node in skipped:
@@ -69,8 +83,17 @@ def test_a_part_imports_only_parts_below_it(path: Path) -> None:
 @every_file
 def test_the_core_needs_torch_and_numpy_alone(path: Path) -> None:
     if _part(path) in CORE or _part(path) is None:
-        needed = {name.split(".")[0] for name in _imported(path, type_checking=False)}
-        assert needed <= {*sys.stdlib_module_names, "torch", "numpy", "affine_divergence"}
+        needed = {name.split(".")[0] for name in _imported(path, type_checking=False, when_called=False)}
+        assert needed <= ALONE
+        at_all = {name.split(".")[0] for name in _imported(path, type_checking=False)}
+        assert at_all - ALONE == WHEN_CALLED.get(path.relative_to(ROOT).as_posix(), set())
+
+
+def test_importing_the_diagnostics_imports_no_package_of_an_extra() -> None:
+    extra = set().union(*WHEN_CALLED.values())
+    code = f"import sys, affine_divergence.diagnostics; print(sorted({extra!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_the_top_package_imports_nothing_of_its_own_at_import() -> None:

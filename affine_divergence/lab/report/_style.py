@@ -1,13 +1,12 @@
-# The look that all figures share: colours, markers, small SVG.
+# The look of the methods in all figures: colours, markers, lines.
 from __future__ import annotations
 
-import io
-import re
 from typing import TYPE_CHECKING, Any
+
+from affine_divergence.diagnostics._style import STYLE as STYLE, compact as compact, svg as svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from affine_divergence.lab.statistics import Interval
 
@@ -47,49 +46,6 @@ MARKERS = {
 }
 # Lines, with hollow markers: beside the like per sample, at gain 1, or without an average, of one colour.
 BROKEN = ("layer-norm-position", "rms-norm-position", "norm-like-gain", "affine-like-gain", "foof")
-STYLE: Any = {
-    "font.size": 10,
-    "font.family": "sans-serif",
-    "svg.fonttype": "none",  # text as text: a quarter of the size of its outlines, and it can be searched
-    "svg.hashsalt": "affine-divergence",
-    "xtick.minor.size": 0,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.titlesize": 10,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-}
-_NO_METADATA: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-
-
-def svg(figure: Figure) -> str:
-    """The figure as SVG, made small; closes it."""
-    import matplotlib.pyplot as plt
-
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
-    plt.close(figure)
-    return compact(buffer.getvalue())
-
-
-def compact(text: str) -> str:
-    """The same picture in a third of the bytes: each style written once, a hundredth of a point for coordinates, no idle ids and groups."""
-    text = re.sub(r"<!--.*?-->|<!DOCTYPE.*?>", "", text, flags=re.DOTALL)
-    text = re.sub(r"\s*\n\s*", " ", re.sub(r">\s+<", "><", text)).strip() + "\n"
-    text = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda found: re.sub(r"-?\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", found[0]), text)
-    used = set(re.findall(r"#(\w+)", text))
-    text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
-    classes: dict[str, str] = {}
-    text = re.sub(r' style="([^"]*)"', lambda found: f' class="{classes.setdefault(found[1], f"c{len(classes)}")}"', text)
-    rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
-    text = text.replace("</style>", f"{rules}</style>", 1)
-    before = ""
-    while before != text:
-        before, text = text, re.sub(r"<g>((?:<(?:path|use|text)\b[^>]*/>)*|<text\b[^>]*>[^<]*</text>)</g>", r"\1", text)
-    return text
 
 
 def line_look(method: str) -> dict[str, Any]:
