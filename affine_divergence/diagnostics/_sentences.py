@@ -1,0 +1,139 @@
+# What a diagnosis says in sentences: coverage, verdicts with their reasons, loss, self-check, what was assumed, what good looks like.
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from affine_divergence.diagnostics._records import VERDICTS, Coverage, Diagnosis, Row
+from affine_divergence.diagnostics._tables import name_of, number
+
+K = TypeVar("K")
+V = TypeVar("V")
+_NAMED = 8  # names in a line before the rest is counted
+SCOPE = (
+    "Every number is of a layer's own parameters at the input that the layer had, to first order; the layers before it move too, and how "
+    "that changes its input is not in them."
+)
+GOOD = (
+    "Good is a step that moves every row of a layer's output against its own gradient, and all by one factor: alignment 1, nothing uphill, "
+    "a multiplier of no spread, interference 0, efficiency -1. In a plain layer a row alone has the multiplier ‖x‖² + 1, in a corrected "
+    "one 1 (at gain 1); what the other rows of the batch do comes on top."
+)
+BENIGN = (
+    "Benign: a large interference while the alignment is near 1 (the rows pull the same way, as with inputs after a ReLU or equal tokens), "
+    "a few rows uphill while the efficiency is near -1 (they are those with small gradients), a rank below its limit where rows repeat or "
+    "patches overlap, and under Adam or momentum an alignment below that of the plain gradient: compare their multipliers with each other, "
+    "not with 1."
+)
+
+
+def coverage_lines(diagnosis: Diagnosis) -> list[str]:
+    """What was measured, then a line for each reason why something was not."""
+    measured = [one for one in diagnosis.coverage if one.status == "measured"]
+    skipped = [one for one in diagnosis.coverage if one.status == "skipped"]
+    held, total = sum(one.parameters for one in measured), sum(one.parameters for one in diagnosis.coverage)
+    share = f", which hold {number(100 * held / total)} % of the {total:,} parameters" if total else ""
+    lines = [f"Measured: {_counted(len(measured), 'module')}, {_counted(len(diagnosis.rows), 'call')}{share}."]
+    late = [one for one in diagnosis.coverage if one.fired != one.calls]
+    for (calls, fired), ones in _grouped(((one.calls, one.fired), one) for one in late).items():
+        lines.append(f"A gradient arrived for {fired} of {_counted(calls, 'call')}: {_names([one.module for one in ones])}.")
+    if skipped:
+        lines.append(f"Skipped: {_counted(len(skipped), 'module')}.")
+    for reason, ones in _grouped((one.reason, one) for one in skipped).items():
+        lines.append(f"  {reason}: {'; '.join(_of_types(ones))}.")
+    return lines
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """How many calls have which verdict, worst first."""
+    if not diagnosis.rows:
+        return "No call of any layer was measured."
+    counts = Counter(row.verdict for row in diagnosis.rows)
+    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    return f"Of {_counted(len(diagnosis.rows), 'call')}: {said}."
+
+
+def reasons(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """Verdict, calls and reason of all that are not ok, equal ones together."""
+    several = any(row.call for row in rows)
+    found = _grouped(((row.verdict, row.reason), row) for row in rows if row.verdict != "ok")
+    return [
+        (verdict, _names([f"{name_of(row.module)}, call {row.call}" if several else row.module for row in ones]), reason)
+        for (verdict, reason), ones in found.items()
+    ]
+
+
+def loss_line(diagnosis: Diagnosis) -> str | None:
+    """The loss before and after the step, and how much of that the first order says. None where it was not asked for."""
+    loss = diagnosis.loss
+    if loss is None:
+        return None
+    ratio = loss.realised / loss.predicted if loss.predicted else math.nan
+    of = "" if math.isnan(ratio) else f", {number(ratio)} times the predicted"
+    return (
+        f"The step on the same batch: loss {loss.before:.5g} before, {loss.after:.5g} after. Change predicted to first order "
+        f"{number(loss.predicted)}, realised {number(loss.realised)}{of}."
+    )
+
+
+def check_lines(diagnosis: Diagnosis) -> list[str]:
+    """How far the captured rows are from the gradient that the parameters have, then a line for each that fails."""
+    checks = diagnosis.checks
+    if not checks:
+        return []
+    failing = [one for one in checks if not one.ok]
+    worst = max(checks, key=lambda one: -math.inf if math.isnan(one.error) else one.error)
+    first = (
+        f"Self-check, what the captured rows say plain gradient descent would change against what it would: {len(checks) - len(failing)} "
+        f"of {_counted(len(checks), 'parameter')} agree; largest relative error {number(worst.error)} ({worst.parameter})."
+    )
+    return [first, *(f"  {one.parameter}: error {number(one.error)}, cosine {number(one.cosine)}: {one.reason}" for one in failing)]
+
+
+def refusals(diagnosis: Diagnosis) -> list[str]:
+    """Why a correction has no numbers for some calls, a line for each kind and reason."""
+    found = _grouped(((one.kind, one.reason), one) for one in diagnosis.counterfactual if one.reason)
+    return [f"{kind} has no numbers for {_names([one.module for one in ones])}: {reason}." for (kind, reason), ones in found.items()]
+
+
+def about_items(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """What was diagnosed and assumed, by name; without the number of inputs of each layer, which the figures show."""
+    return [(key.replace("_", " "), _value(value)) for key, value in diagnosis.about.items() if key != "inputs"]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_value(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_value(one) for one in value) or "none"
+    return str(value)
+
+
+def _of_types(ones: Sequence[Coverage]) -> list[str]:
+    by_type = _grouped((one.type, one) for one in ones)
+    return [f"{kind} {_names([one.module for one in own])}" for kind, own in by_type.items()]
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _names(modules: Sequence[str]) -> str:
+    """Names that differ in numbers only are one, with a star for them and how many they are: blocks.*.norm (12)."""
+    alike = _grouped((re.sub(r"(?<![^.])\d+(?![^.])", "*", module), module) for module in modules)
+    named = [f"{pattern} ({len(own)})" if len(own) > 1 else name_of(own[0]) for pattern, own in alike.items()]
+    return ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more" if len(named) > _NAMED else "")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
