@@ -11,6 +11,7 @@ import affine_divergence
 from affine_divergence.cli._progress import tell
 from affine_divergence.cli.bench import bench
 from affine_divergence.cli.data import data
+from affine_divergence.cli.diagnose import diagnose
 from affine_divergence.cli.plan import plan
 from affine_divergence.cli.report import report
 from affine_divergence.cli.reproduce import reproduce
@@ -33,6 +34,7 @@ app.command(resume)
 app.command(status)
 app.command(plan)
 app.command(report)
+app.command(diagnose)
 app.command(data)
 app.command(bench)
 
