@@ -6,15 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from affine_divergence import functional as functional, gradient as gradient, nn as nn
-    from affine_divergence.diagnostics import matching_lr as matching_lr
+    from affine_divergence import diagnostics as diagnostics, functional as functional, gradient as gradient, nn as nn
+    from affine_divergence.diagnostics import Monitor as Monitor, diagnose as diagnose, matching_lr as matching_lr
 
 __version__ = "0.1.0"
 
-_MODULES = ("functional", "gradient", "nn")
-_NAMES = {"matching_lr": "diagnostics"}
+_MODULES = ("diagnostics", "functional", "gradient", "nn")
+_NAMES = {"Monitor": "diagnostics", "diagnose": "diagnostics", "matching_lr": "diagnostics"}
 
-__all__ = ["functional", "gradient", "matching_lr", "nn"]
+__all__ = ["Monitor", "diagnose", "diagnostics", "functional", "gradient", "matching_lr", "nn"]
 
 
 def __getattr__(name: str) -> Any:

@@ -188,7 +188,9 @@ def test_the_parts_of_the_core_export_what_they_promise() -> None:
         "nn.AffineLikeLinear",
         "nn.NormLikeLinear",
         "nn.L2Norm",
-        "diagnostics.matching_lr",
+        *(f"diagnostics.{name}" for name in ("Diagnosis", "Monitor", "diagnose", "load", "matching_lr")),
+        "Monitor",
+        "diagnose",
         "matching_lr",
     }
     assert {f"affine_divergence.{name}" for name in promised} <= public

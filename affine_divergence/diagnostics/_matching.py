@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from affine_divergence.diagnostics._inputs import called_with
+from affine_divergence.diagnostics._restoring import untouched
 from affine_divergence.diagnostics._self_terms import CORRECTED, corrected_term, plain_term, sqnorms, uncorrected
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
         return uncorrected(layer, output.dtype, *call)
 
     for at_call in (measure, leave_out):
-        with _restored(model), torch.no_grad():
+        with untouched(model), torch.no_grad():
             _run(model, inputs, layers, at_call)
     uncalled = len(layers) - len(corrected)
     if len(corrected) == 0:
@@ -110,31 +111,7 @@ def _run(model: torch.nn.Module, inputs: Any, layers: Sequence[torch.nn.Module],
     # Before the model's own hooks: they then work on the plain output as they do on the corrected one.
     handles = [layer.register_forward_hook(hook, with_kwargs=True, prepend=True) for layer in layers]
     try:
-        if isinstance(inputs, Mapping):
-            model(**inputs)
-        elif isinstance(inputs, (tuple, list)):
-            model(*inputs)
-        else:
-            model(inputs)
+        called_with(model, inputs)
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def _restored(model: torch.nn.Module) -> Iterator[None]:
-    # A forward in training mode moves running statistics, in place or by a new tensor under the old name, and draws dropout masks.
-    named = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            for current, before in named:
-                current.clear()
-                current.update(before)
-            with torch.no_grad():
-                for buffer, saved in values:
-                    if not torch.equal(buffer, saved):  # a buffer that is an expanded view can be read, not written
-                        buffer.copy_(saved)

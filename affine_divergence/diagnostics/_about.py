@@ -1,0 +1,22 @@
+# What a diagnosis was made of and what was assumed, for whoever reads it later.
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def about(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, plain: bool, training: bool, loss_scale: float = 1.0) -> dict[str, Any]:
+    """By plain values that JSON can hold."""
+    rates = sorted({float(group["lr"]) for group in optimizer.param_groups if "lr" in group})
+    return {
+        "model": type(model).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "mode": "train" if training else "eval",
+        "optimizer": type(optimizer).__name__,
+        "lr": rates,
+        "plain": plain,
+        "loss scale": loss_scale,
+        "scope": "each layer's own parameters, first order",
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,252 @@
+# Capturing what each layer was given and the gradient at its output: a forward hook on the module, a tensor hook on what it returned.
+#
+# Only a call whose gradient arrives is kept; until then the graph alone holds what was seen of it, and drops it with itself.
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from affine_divergence.diagnostics._attention import Projections
+from affine_divergence.diagnostics._layers import Found, Layer, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
+
+
+class Call:
+    """One call of a layer: its input, ∂L/∂z, and what tells whether they still are what they were."""
+
+    __slots__ = ("_versions", "build", "g", "layer", "options", "round", "sequence", "task", "x")
+
+    def __init__(self, layer: Layer, x: Tensor, options: Sequence[Any], round_: int, sequence: int) -> None:
+        self.layer, self.x, self.options, self.round, self.sequence = layer, x.detach(), options, round_, sequence
+        self.g: Tensor | None = None
+        self.task = -1
+        self._versions = (_version(x), None)
+
+    def arrive(self, g: Tensor, task: int) -> None:
+        """A gradient at the output; several of one call, as of two losses, are one sum."""
+        self.g = g if self.g is None else self.g + g
+        self.task = task
+        self._versions = (self._versions[0], _version(self.g))
+
+    def changed(self) -> str | None:
+        """Which of both was changed in place since it was seen."""
+        assert self.g is not None
+        if _version(self.x) != self._versions[0]:
+            return "its input"
+        return "the gradient at its output" if _version(self.g) != self._versions[1] else None
+
+
+class Capture:
+    """Watches the layers of a model while it is attached, and keeps calls while it listens."""
+
+    def __init__(self, found: Found, failed: Callable[[Exception], None] | None = None) -> None:
+        self.found = found
+        self.listening = False
+        self.calls: list[Call] = []
+        self.forwards: Counter[Layer] = Counter()
+        self._failed = failed
+        self._depth = _Suspended.depth
+        self._round = 0
+        self._sequence = 0
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def attached(self) -> bool:
+        """Whether there are hooks."""
+        return bool(self._handles)
+
+    def attach(self) -> None:
+        """Register the hooks, once."""
+        if self._handles:
+            return
+        for site in self.found.sites:
+            if isinstance(site.module, nn.MultiheadAttention):
+                hook = _AttentionHook(self, site)
+                self._handles.append(site.module.register_forward_pre_hook(hook.before, prepend=True))
+                self._handles.append(site.module.register_forward_hook(hook.after, always_call=True))
+            else:  # before the model's own hooks, which may return something else
+                self._handles.append(site.module.register_forward_hook(_LinearHook(self, site), with_kwargs=True, prepend=True))
+
+    def detach(self) -> None:
+        """Remove the hooks and drop what was kept."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.listening = False
+        self.drop()
+
+    def __enter__(self) -> Capture:
+        self.attach()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.detach()
+
+    def drop(self) -> None:
+        """Forget all calls, also those whose gradient is still to come."""
+        self.calls.clear()
+        self.forwards.clear()
+        self._round += 1
+        self._sequence = 0
+
+    def in_order(self) -> list[Call]:
+        """The calls as they were made."""
+        return sorted(self.calls, key=lambda call: call.sequence)
+
+    def hears(self) -> bool:
+        """Whether a call is to be looked at now."""
+        if torch.compiler.is_compiling() or not self.listening or _Suspended.depth != self._depth:
+            return False
+        return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+
+    def called(self, parts: Sequence[tuple[Layer, slice | None]], x: Tensor, options: Sequence[Any], z: Any) -> None:
+        """A layer, or several whose outputs lie side by side in z, was called."""
+        if not isinstance(z, torch.Tensor) or not z.requires_grad:
+            return
+        in_backward = torch._C._current_graph_task_id() != -1  # recomputed for a checkpoint: counted if its gradient comes
+        calls = []
+        for layer, columns in parts:
+            if not learns(layer):
+                continue
+            calls.append((Call(layer, x, options, self._round, self._sequence), columns))
+            self._sequence += 1
+            if not in_backward:
+                self.forwards[layer] += 1
+
+        def arrived(g: Tensor) -> None:
+            try:
+                for call, columns in calls:
+                    self._arrived(call, g.detach() if columns is None else g.detach()[..., columns], g.requires_grad, in_backward)
+            except Exception as error:
+                self.fail(error)
+
+        if calls:
+            z.register_hook(arrived)
+
+    def fail(self, error: Exception) -> None:
+        """Hand on what went wrong, or raise it."""
+        if self._failed is None:
+            raise error
+        self._failed(error)
+
+    def _arrived(self, call: Call, g: Tensor, differentiable: bool, recomputed: bool) -> None:
+        # A pass with create_graph is differentiated again; what it adds to the parameters comes with the second pass.
+        if call.round != self._round or not self.listening or _Suspended.depth != self._depth or differentiable:
+            return
+        task = torch._C._current_graph_task_id()
+        if call.g is None:
+            self._drop_zeroed(call.layer, task)
+            self.calls.append(call)
+            if recomputed:
+                self.forwards[call.layer] += 1
+        call.arrive(g, task)
+
+    def _drop_zeroed(self, layer: Layer, task: int) -> None:
+        # What earlier passes left in .grad was dropped before this one: they have no part in the step that follows.
+        if any(part is not None and part.parameter.grad is not None for part in layer.parts):
+            return
+        stale = [call for call in self.calls if call.layer is layer and call.task != task]
+        if stale:
+            self.calls = [call for call in self.calls if call not in stale]
+            self.forwards[layer] -= len(stale)
+
+
+def learns(layer: Layer) -> bool:
+    """Whether anything of it is to be learned."""
+    return any(part is not None and part.parameter.requires_grad for part in layer.parts)
+
+
+class _Suspended:
+    depth = 0
+
+
+def is_suspended() -> bool:
+    """Whether only captures made in here listen."""
+    return _Suspended.depth > 0
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """No capture listens in here but those made in here: `diagnose` is no step of a training that a monitor follows."""
+    _Suspended.depth += 1
+    try:
+        yield
+    finally:
+        _Suspended.depth -= 1
+
+
+class _Hook:
+    # Copies and pickles of a module carry its hooks along: they get one that does nothing, and keep nothing alive.
+    def __init__(self, capture: Capture | None = None, site: Site | None = None) -> None:
+        self.capture, self.site = capture, site
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return type(self), ()
+
+
+class _LinearHook(_Hook):
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> None:
+        if self.capture is None or self.site is None or module is not self.site.module or not self.capture.hears():
+            return
+        try:
+            x = args[0] if args else kwargs[self.site.input]
+            options = (*args[1:], *(value for name, value in kwargs.items() if name != self.site.input))
+            self.capture.called([(self.site.layers[0], None)], x, options, z)
+        except Exception as error:
+            self.capture.fail(error)
+
+
+class _AttentionHook(_Hook):
+    def __init__(self, capture: Capture | None = None, site: Site | None = None) -> None:
+        super().__init__(capture, site)
+        self._watch: Projections | None = None
+
+    def before(self, module: nn.Module, args: Any) -> None:
+        if self.capture is not None and self.capture.hears():
+            self._watch = Projections(self._seen)
+            self._watch.begin()
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+
+    def _seen(self, x: Tensor, weight: Tensor, z: Tensor) -> None:
+        assert self.capture is not None
+        assert self.site is not None
+        try:
+            parts = [(layer, columns) for layer in self.site.layers if (columns := _columns(layer, weight)) is not None]
+            if parts:
+                self.capture.called(parts, x, (), z)
+        except Exception as error:
+            self.capture.fail(error)
+
+
+def _columns(layer: Layer, weight: Tensor) -> slice | None:
+    """Where in the output of a map with this weight, some rows of a packed one maybe, the layer's own output lies."""
+    assert layer.weight is not None
+    whole = layer.weight.parameter
+    if layer.weight.cut is None:
+        return slice(None) if weight is whole else None
+    if weight.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+        return None
+    first = (weight.storage_offset() - whole.storage_offset()) // whole.shape[1]
+    start, stop = (row - first for row in layer.weight.cut)
+    return slice(start, stop) if start >= 0 and stop <= weight.shape[0] else None
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version

@@ -1,0 +1,91 @@
+# The self-check: the gradients that the captured rows add up to, against those that the optimiser had.
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from affine_divergence.diagnostics._change import Change, Parameter
+from affine_divergence.diagnostics._gradients import Gradients, plain, total
+from affine_divergence.diagnostics._maps import ConvMap, LinearMap, Pair, SampleMap
+from affine_divergence.diagnostics._records import Check
+from affine_divergence.diagnostics._step import Account
+from affine_divergence.diagnostics._told import Told
+from affine_divergence.diagnostics._transfer import transferred
+from affine_divergence.gradient._solve import solve_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+_NARROW = 5e-2  # of float16 and bfloat16
+_MARGIN = 16.0
+
+
+def check(
+    accounts: Sequence[Account], gradients: Gradients, had: Mapping[Parameter, Tensor], names: Mapping[Parameter, str], change: Change, *, scaled: bool
+) -> list[Check]:
+    """The self-check of each parameter, against the gradient that it had when the optimiser stepped.
+
+    A step of plain gradient descent changes a parameter by −lr times that; the captured rows say what it should be. With scaled, a
+    factor between both is nothing wrong: clipping, or the scale of a loss.
+    """
+    calls = [one.told for one in accounts]
+    if any(one.layer.correction == "sample" for one in calls):
+        gradients = total(calls, _as_its_layer)
+    # The gradient of a batch-corrected layer hangs on its average and its group: it is not made again.
+    left_out = {part.parameter for one in calls if one.layer.correction == "batch" for part in one.layer.parts if part is not None}
+    narrow = {part.parameter for one in calls if one.narrow for part in one.layer.parts if part is not None}
+    checked = [p for p in gradients if p in had and p not in left_out]
+    roundings = _roundings(accounts)
+    signs = {p: -1.0 if p in change.before.maximized else 1.0 for p in checked}
+    numbers = transferred([[*_compared(gradients[p], had[p], signs[p]), roundings[p]] for p in checked])
+    checks = []
+    for p, (length, error, cosine, rounding) in zip(checked, numbers, strict=True):
+        tolerance = _NARROW if p in narrow else _TOLERANCE.get(p.dtype, _NARROW)
+        left = math.sqrt(max(0.0, 1.0 - cosine * abs(cosine))) if scaled else error
+        # What the sum of the rows rounds to is no error: the gradient of a bias before a batch normalisation is nothing else.
+        ok = left * length <= tolerance * length + rounding
+        reason = "" if ok else f"the captured calls explain its gradient only in part ({_found(error, cosine, scaled)}): {_CAUSES}"
+        checks.append(Check(parameter=names.get(p, "?"), error=error, cosine=cosine, ok=ok, reason=reason))
+    return checks
+
+
+_CAUSES = "a use of its parameters that no hook sees, a gradient changed by hand, or an output hook"
+
+
+def _found(error: float, cosine: float, scaled: bool) -> str:
+    return f"cosine {cosine:.4f}" if scaled else f"relative error {error:.2g}"
+
+
+def _as_its_layer(one: Told) -> Pair:
+    map_ = one.rows.map
+    if one.layer.correction != "sample" or not isinstance(map_, (LinearMap, ConvMap)):
+        return plain(one)
+    return SampleMap(map_).gradients(one.rows.x, map_.vectors(one.rows.g), one.weight, one.needed)
+
+
+def _roundings(accounts: Sequence[Account]) -> dict[Parameter, Tensor]:
+    """Of the sums over rows, Σ ‖g_i‖√G_ii times a margin over the rounding of their dtype."""
+    found: dict[Parameter, Tensor] = {}
+    for one in accounts:
+        eps = torch.finfo(torch.bfloat16 if one.told.narrow else one.told.rows.g.dtype).eps
+        size = _MARGIN * eps * (one.sums.gg * one.sums.own).sqrt().sum()
+        for part in one.told.layer.parts:
+            if part is not None:
+                found[part.parameter] = found[part.parameter] + size if part.parameter in found else size
+    return found
+
+
+def _compared(predicted: Tensor, actual: Tensor, sign: float) -> list[Tensor]:
+    """The predicted length, the relative error and the cosine; no error and 1 where both are 0."""
+    actual = sign * (actual.to_dense() if actual.is_sparse else actual)
+    dtype = solve_dtype(actual.device)
+    predicted, actual = predicted.to(dtype), actual.to(dtype)
+    lengths = torch.linalg.vector_norm(predicted), torch.linalg.vector_norm(actual)
+    none = (lengths[0] == 0) & (lengths[1] == 0)
+    error = torch.linalg.vector_norm(predicted - actual) / lengths[1]
+    cosine = (predicted * actual).sum() / (lengths[0] * lengths[1])
+    return [lengths[0], torch.where(none, 0.0, error), torch.where(none, 1.0, cosine.clamp(-1.0, 1.0))]

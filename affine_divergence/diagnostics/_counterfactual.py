@@ -1,0 +1,132 @@
+# What each correction would do on the same rows: the table of every kind, and the loss after steps of one length.
+#
+# A kind is a map with its own gradients: the plain one (none), one whose rows are divided by G_ii (sample), the solution for all rows at
+# once (batch), or the plain one scaled (affine-like, norm-like), for which g is held fixed.
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from affine_divergence.diagnostics._batch_rows import batch_gradients
+from affine_divergence.diagnostics._change import Change, Parameter
+from affine_divergence.diagnostics._gradients import Gradients, total
+from affine_divergence.diagnostics._maps import AffineMap, ConvMap, EmbeddingMap, LinearMap, Pair, SampleMap, ScaledMap
+from affine_divergence.diagnostics._measures import SUMMARY, interference, row_sums, summary
+from affine_divergence.diagnostics._records import Counterfactual, Step
+from affine_divergence.diagnostics._told import Told
+from affine_divergence.diagnostics._transfer import transferred
+from affine_divergence.functional._rows import DEFAULT_EPS
+from affine_divergence.functional._scale import affine_like, norm_like
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DAMPING = 1e-3
+"""Of the batch correction: that of its layers where none is given."""
+KINDS = ("none", "affine-like", "norm-like", "sample", "batch")
+_GRADIENT_ONLY = ("none", "sample", "batch")
+_EXACT, _FIRST_ORDER = "exact", "first order, g held fixed"
+_ONE_HOT = "rows of an embedding are one-hot: all of one norm already"
+
+
+def counterfactuals(calls: Sequence[Told]) -> tuple[list[Counterfactual], dict[str, Gradients]]:
+    """The table, and the gradients of the kinds that leave the forward alone."""
+    table: list[Counterfactual] = []
+    directions: dict[str, Gradients] = {}
+    for kind in KINDS:
+        maps = [_map(one, kind) for one in calls]
+        ready = [replace(one, rows=replace(one.rows, map=map_)) for one, map_ in zip(calls, maps, strict=True) if not isinstance(map_, str)]
+        gradients = total(ready, lambda one, kind=kind: _gradients(one, kind))  # type: ignore[misc]
+        if kind in _GRADIENT_ONLY:
+            directions[kind] = gradients
+        found = dict(zip([id(one.rows.g) for one in ready], transferred([_numbers(one, gradients, kind) for one in ready]), strict=True))
+        for one, map_ in zip(calls, maps, strict=True):
+            table.append(_line(kind, one, found.get(id(one.rows.g)), map_ if isinstance(map_, str) else ""))
+    return table, directions
+
+
+def predicted(gradients: Mapping[Parameter, Tensor], change: Change) -> float:
+    """Σ ⟨∂L/∂θ, δθ⟩ over all parameters."""
+    return _inner(gradients, change.by_parameter)
+
+
+def steps(
+    directions: Mapping[str, Gradients], change: Change, gradients: Mapping[Parameter, Tensor], realised: Callable[[Mapping[Parameter, Tensor]], float]
+) -> list[Step]:
+    """The measured layers' parameters moved by the optimiser's change and, as far, along each direction; the others stay."""
+    measured = directions["none"].keys()
+    actual = {p: change.by_parameter[p] for p in measured}
+    length = _norm(actual)
+    taken = [Step(kind="actual", norm=length, predicted=_inner(gradients, actual), realised=realised(actual))]
+    for kind, direction in directions.items():
+        norm = _norm(direction)
+        along = {p: (-length / norm if norm else 0.0) * _sign(p, change) * t for p, t in direction.items()}
+        taken.append(Step(kind=kind, norm=_norm(along), predicted=_inner(gradients, along), realised=realised(along)))
+    return taken
+
+
+def _map(one: Told, kind: str) -> AffineMap | str:
+    """The map of the kind, or why there is none."""
+    map_ = one.rows.map
+    if kind == "none":
+        return map_
+    if isinstance(map_, ScaledMap):
+        return "its map is a corrected one already"
+    if kind == "batch" or (kind == "sample" and isinstance(map_, EmbeddingMap)):
+        return map_
+    if not isinstance(map_, (LinearMap, ConvMap)):
+        return _ONE_HOT
+    if kind == "sample":
+        return SampleMap(map_)
+    return ScaledMap(map_, affine_like(1.0) if kind == "affine-like" else norm_like(1.0, DEFAULT_EPS))
+
+
+def _gradients(one: Told, kind: str) -> Pair:
+    return batch_gradients(one.rows, one.weight, one.needed, DAMPING) if kind == "batch" else one.rows.gradients(one.weight, one.needed)
+
+
+def _numbers(one: Told, gradients: Gradients, kind: str) -> list[Tensor]:
+    """Of a step of gradient descent at the learning rate 1; the measures do not hang on it."""
+    gradient = one.parts(gradients)
+    weight, bias = (None if t is None else -t for t in gradient)
+    sums = row_sums(one.rows, [(weight, bias)], one.needed, None if kind == "batch" else gradient)
+    others = interference(sums) if sums.others is not None else torch.full_like(sums.gg.sum(), math.nan)
+    return [*vars(summary(sums, sums.moved[0], 1.0)).values(), others, sums.used.sum(), (~sums.used).sum()]
+
+
+def _line(kind: str, one: Told, found: Sequence[float] | None, reason: str) -> Counterfactual:
+    *measures, others, rows, masked = found or [math.nan] * len(SUMMARY) + [math.nan, 0.0, 0.0]
+    return Counterfactual(
+        kind=kind,
+        module=one.layer.name,
+        call=one.number,
+        type=one.layer.type,
+        rows=int(rows),
+        masked=int(masked),
+        interference=others,
+        basis=_FIRST_ORDER if kind in ("affine-like", "norm-like") else _EXACT,
+        reason=reason,
+        **dict(zip(SUMMARY, measures, strict=True)),
+    )
+
+
+def _sign(parameter: Parameter, change: Change) -> float:
+    return -1.0 if parameter in change.before.maximized else 1.0
+
+
+def _norm(tensors: Mapping[Parameter, Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(t.double())) for t in tensors.values()))
+
+
+def _inner(gradients: Mapping[Parameter, Tensor], change: Mapping[Parameter, Tensor]) -> float:
+    products = []
+    for parameter, delta in change.items():
+        if parameter in gradients:
+            gradient = gradients[parameter]
+            gradient = gradient.to_dense() if gradient.is_sparse else gradient
+            products.append(float((gradient.double() * delta.double()).sum()))
+    return math.fsum(products)

@@ -1,0 +1,66 @@
+# The coverage: which layers were measured, and why the others were not.
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from affine_divergence.diagnostics._records import Coverage
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from affine_divergence.diagnostics._layers import Found, Layer
+
+
+def coverage(
+    model: nn.Module,
+    found: Found,
+    forwards: Mapping[Layer, int],
+    fired: Mapping[Layer, int],
+    failed: Mapping[str, str],
+    *,
+    compiled: bool = False,
+) -> list[Coverage]:
+    """In the order of the model; failed are those whose calls arrived and could not be measured, compiled is that all of it is."""
+    compiled_modules = set(model.modules()) if compiled else _compiled(model)
+    lines: dict[str, list[Coverage]] = {}
+    for name, (module, reason) in found.skipped.items():
+        own = sum(p.numel() for p in module.parameters(recurse=False))
+        lines[name] = [_skipped(name, type(module).__name__, reason, own)]
+    for site in found.sites:
+        lines[site.name] = []
+        for layer in site.layers:
+            calls, arrived = forwards.get(layer, 0), fired.get(layer, 0)
+            reason = failed.get(layer.name) or ("" if arrived else _why_silent(layer, calls, site.module in compiled_modules))
+            status: Any = "skipped" if reason else "measured"
+            own = sum(part.of(part.parameter).numel() for part in layer.parts if part is not None)
+            one = Coverage(module=layer.name, type=layer.type, status=status, reason=reason, parameters=own, calls=calls, fired=arrived)
+            lines[site.name].append(one)
+    return [line for name, _ in model.named_modules() for line in lines.get(name, ())]
+
+
+def fired_of(calls: list[Any]) -> Counter[Layer]:
+    """How many calls of each layer got their gradient."""
+    return Counter(call.layer for call in calls)
+
+
+def _why_silent(layer: Layer, calls: int, compiled: bool) -> str:
+    parameters = [part.parameter for part in layer.parts if part is not None]
+    if not any(p.requires_grad for p in parameters):
+        return "frozen: neither weight nor bias learns"
+    if calls:
+        return "called, but no gradient arrived at its output"
+    if not any(p.grad is not None for p in parameters):
+        return "compiled, so that hooks did not fire, or not called" if compiled else "not called"
+    return "compiled, so that hooks did not fire" if compiled else "called functionally: its parameters have a gradient, its forward was not called"
+
+
+def _compiled(model: nn.Module) -> set[nn.Module]:
+    """The modules that are compiled, or in one that is."""
+    roots = [m for m in model.modules() if type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None]
+    return {inner for root in roots for inner in root.modules()}
+
+
+def _skipped(name: str, type_: str, reason: str, parameters: int) -> Coverage:
+    return Coverage(module=name, type=type_, status="skipped", reason=reason, parameters=parameters, calls=0, fired=0)

@@ -1,0 +1,243 @@
+# Monitor: the diagnosis while a model trains, by the optimiser's step hooks, without a change to the training.
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from affine_divergence.diagnostics._about import about
+from affine_divergence.diagnostics._capture import Capture, is_suspended
+from affine_divergence.diagnostics._change import Before
+from affine_divergence.diagnostics._file import append
+from affine_divergence.diagnostics._layers import find_layers
+from affine_divergence.diagnostics._records import Diagnosis, Row
+from affine_divergence.diagnostics._stepped import stepped, without_autocast
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+Tracker = Callable[[Mapping[str, float], int], object]
+_KEPT = 500  # rows of the worst call in each line of a file
+
+
+class Scaler(Protocol):
+    """What is needed of torch.amp.GradScaler."""
+
+    def get_scale(self) -> float: ...
+
+
+class Monitor:
+    r"""The diagnosis of every so many steps of a training, which stays bit for bit what it is.
+
+    It listens by a forward hook on each layer, a tensor hook on what the layer returns, and the optimiser's step hooks; the change
+    of the parameters is the one that the optimiser makes, clipping, momentum, weight decay and accumulated micro-batches included.
+    Between the steps that are logged a hook costs a function call. On those that are, inputs and output gradients of all layers are
+    held until the step, beside a copy of the measured parameters; a layer under activation checkpointing holds its input too.
+
+    The first step that the monitor sees is logged, then every `every`-th after it. What goes wrong inside is shown once, as a warning,
+    and never stops the training. Under DistributedDataParallel each process sees its own samples: the measures of the actual change
+    are right for them, those of the plain gradient are of this process alone. Layers in code that torch.compile compiled are not
+    seen, and the coverage says so.
+
+    Args:
+        model: the model that trains.
+        optimizer: its optimiser, or one of several; a monitor each.
+        every: how many steps from one that is logged to the next.
+        path: JSON lines are appended to this file, which `affine_divergence.diagnostics.load` reads.
+        tracker: called as tracker(values, step) with a handful of aggregates, as those of
+            `affine_divergence.integrations.trackers`.
+        include: pattern of module names, or several; None is all.
+        plain: also what the plain gradient implies, the interference and the self-check, at about two more passes of the layers.
+        grad_scaler: the torch.amp.GradScaler, whose scale the captured gradients carry; without it a scale of 1 is assumed, and
+            multipliers would be off by the scale.
+
+    Attributes:
+        last: the Diagnosis of the last step that was logged, None before. It has no loss and no counterfactual, and no ranks.
+        steps: steps seen.
+
+    Raises:
+        TypeError: an argument is not what it should be.
+        ValueError: every is below 1, include fits nothing, or the optimizer has none of the model's parameters.
+
+    Source: G. Bird, The Affine Divergence, arXiv 2512.22247.
+
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    >>> with Monitor(model, optimizer, every=2) as monitor:
+    ...     for step in range(4):
+    ...         optimizer.zero_grad()
+    ...         model(torch.randn(16, 4)).square().mean().backward()
+    ...         optimizer.step()
+    >>> monitor.last.step, [row.module for row in monitor.last.rows]
+    (2, ['0', '2'])
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        every: int = 100,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tracker: Tracker | None = None,
+        include: str | Sequence[str] | None = None,
+        plain: bool = True,
+        grad_scaler: Scaler | None = None,
+    ) -> None:
+        _check(model, optimizer, every, tracker, grad_scaler)
+        self.every = every
+        self.steps = 0
+        self.last: Diagnosis | None = None
+        self._model = getattr(model, "_orig_mod", model)
+        self._compiled = self._model is not model
+        self._optimizer = optimizer
+        self._path = None if path is None else Path(path)
+        self._tracker = tracker
+        self._plain = plain
+        self._scaler = grad_scaler
+        self._capture = Capture(find_layers(self._model, include), failed=self._failed)
+        self._before: Before | None = None
+        self._scale = 1.0
+        self._shown = False
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> Monitor:
+        """Begin to listen; once is enough."""
+        if not self._handles:
+            self._capture.attach()
+            self._capture.listening = self.steps % self.every == 0
+            self._handles = [
+                self._optimizer.register_step_pre_hook(self._before_step),
+                self._optimizer.register_step_post_hook(self._after_step),
+            ]
+        return self
+
+    def detach(self) -> None:
+        """Remove all hooks; `attach` goes on from there."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._capture.detach()
+        self._before = None
+
+    def __enter__(self) -> Monitor:
+        return self.attach()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.detach()
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._capture.listening or is_suspended():
+            return
+        try:
+            self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+            layers = [layer for site in self._capture.found.sites for layer in site.layers]
+            self._before = Before.of(optimizer, {part.parameter for layer in layers for part in layer.parts if part is not None})
+        except Exception as error:
+            self._failed(error)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_suspended():
+            return
+        try:
+            if self._capture.listening and self._before is not None:
+                self._log(self._before)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._before = None
+            self._capture.drop()
+            self.steps += 1
+            self._capture.listening = self.steps % self.every == 0
+
+    @torch.no_grad()
+    def _log(self, before: Before) -> None:
+        change = before.change()
+        had = {p: p.grad for p in before.values if p.grad is not None}
+        with without_autocast():
+            told = stepped(
+                self._model,
+                self._capture,
+                change,
+                plain=self._plain,
+                ranks=False,
+                had=had,
+                scaled=True,
+                sampled=0 if self._path is None else 1,
+                kept=_KEPT,
+                loss_scale=self._scale,
+                compiled=self._compiled,
+            )
+        self.last = Diagnosis(
+            step=self.steps,
+            about=about(self._model, self._optimizer, plain=self._plain, training=self._model.training, loss_scale=self._scale),
+            coverage=told.coverage,
+            rows=told.rows,
+            checks=told.checks,
+            samples=told.samples,
+        )
+        if self._path is not None:
+            append(self.last, self._path)
+        if self._tracker is not None:
+            self._tracker(aggregates(self.last.rows), self.steps)
+
+    def _failed(self, error: Exception) -> None:
+        if self._shown:
+            return
+        self._shown = True
+        text = f"the diagnosis failed at step {self.steps} and training goes on; shown once: {type(error).__name__}: {error}"
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        except RuntimeWarning:  # warnings are errors here: not a reason to stop a training
+            print(f"affine_divergence: {text}", file=sys.stderr)
+
+
+def aggregates(rows: Iterable[Row]) -> dict[str, float]:
+    """What a tracker gets: medians over the rows of a diagnosis, the worst share uphill, and how many layers want a look."""
+    rows = list(rows)
+    found = {
+        "alignment": _median(row.alignment_median for row in rows),
+        "uphill_worst": max((row.below_zero for row in rows if math.isfinite(row.below_zero)), default=math.nan),
+        "efficiency": _median(row.efficiency for row in rows),
+        "multiplier_cv": _median(row.multiplier_cv for row in rows),
+        "interference": _median(row.interference for row in rows),
+        "update_ratio": _median(row.update_ratio for row in rows),
+        "layers_look": float(sum(row.verdict == "look" for row in rows)),
+        "layers_broken": float(sum(row.verdict == "broken" for row in rows)),
+    }
+    return {f"affine_divergence/{name}": value for name, value in found.items() if math.isfinite(value)}
+
+
+def _median(values: Iterable[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.median(finite) if finite else math.nan
+
+
+def _check(model: Any, optimizer: Any, every: Any, tracker: Any, grad_scaler: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; of a wrapper give the one inside")
+    if isinstance(every, bool) or not isinstance(every, int):
+        raise TypeError(f"every must be a whole number of steps, got {type(every).__name__}")
+    if every < 1:
+        raise ValueError(f"every must be at least 1, got {every}")
+    if tracker is not None and not callable(tracker):
+        raise TypeError(
+            f"tracker must be a function of (values, step), got {type(tracker).__name__}; "
+            "of a SummaryWriter make one by affine_divergence.integrations.trackers.TensorBoard"
+        )
+    if grad_scaler is not None and not hasattr(grad_scaler, "get_scale"):
+        raise TypeError(f"grad_scaler must be a torch.amp.GradScaler, got {type(grad_scaler).__name__}")
+    if not {p for group in optimizer.param_groups for p in group["params"]} & set(model.parameters()):
+        raise ValueError("optimizer has none of the model's parameters; give the one that trains this model")

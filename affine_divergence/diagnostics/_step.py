@@ -1,0 +1,85 @@
+# One step of an optimiser, told row by row: from the calls and the change of the parameters to rows with verdicts.
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from affine_divergence.diagnostics._change import Change, Parameter
+from affine_divergence.diagnostics._gradients import Gradients, descent
+from affine_divergence.diagnostics._measures import SHARES, SUMMARY, RowSums, interference, row_sums, summary
+from affine_divergence.diagnostics._quantiles import quantiles
+from affine_divergence.diagnostics._rank import rank
+from affine_divergence.diagnostics._records import Row
+from affine_divergence.diagnostics._told import Told
+from affine_divergence.diagnostics._transfer import transferred
+from affine_divergence.diagnostics._verdict import verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a call's row is made of: its sums, the learning rate, and its numbers on the device."""
+
+    told: Told
+    sums: RowSums
+    lr: float
+    numbers: dict[str, Tensor]
+    rank_limit: int | None
+
+
+def account(one: Told, change: Change, gradients: Gradients | None, *, ranks: bool) -> Account:
+    """The measures of a call; those of the plain gradient where it is given."""
+    lr = change.before.lr[one.leading().parameter]
+    own = one.parts(change.by_parameter)
+    changes, gradient = [own], None
+    if gradients is not None:
+        gradient = one.parts(gradients)
+        changes.append(one.parts(descent(gradients, change)))
+    sums = row_sums(one.rows, changes, one.needed, gradient)
+    numbers = dict(vars(summary(sums, sums.moved[0], lr)))
+    numbers["update_ratio"] = _ratio(own, one, change)
+    numbers.update(zip(("self_term_p5", "self_term_median", "self_term_p95"), quantiles(sums.own, sums.used, SHARES), strict=True))
+    numbers["rows"] = sums.used.sum()
+    if gradients is not None:
+        numbers.update({f"{name}_plain": number for name, number in vars(summary(sums, sums.moved[1], lr)).items()})
+        numbers["update_ratio_plain"] = _ratio(changes[1], one, change)
+        numbers["interference"] = interference(sums)
+    limit = None
+    if ranks:
+        numbers["rank"], limit = rank(one.rows, one.needed, one.weight)
+    return Account(one, sums, lr, numbers, limit)
+
+
+def rows_of(accounts: Sequence[Account], wrong: dict[str, str], names: dict[Parameter, str]) -> list[Row]:
+    """The rows, with verdicts; wrong is what the self-check said, by parameter."""
+    found = transferred([[*one.numbers.values()] for one in accounts])
+    return [_row(one, dict(zip(one.numbers, values, strict=True)), wrong, names) for one, values in zip(accounts, found, strict=True)]
+
+
+def _row(one: Account, found: dict[str, float], wrong: dict[str, str], names: dict[Parameter, str]) -> Row:
+    values: dict[str, Any] = {name: math.nan for name in (*SUMMARY, "update_ratio")} | {f"{name}_plain": math.nan for name in (*SUMMARY, "update_ratio")}
+    values |= {"interference": math.nan, **found}
+    values["rows"] = int(found["rows"])
+    values["masked"] = one.sums.used.numel() - values["rows"]
+    kept = found.get("rank", math.nan)
+    values["rank"] = None if math.isnan(kept) else int(kept)
+    layer = one.told.layer
+    parameters = [names.get(part.parameter, "?") for part in layer.parts if part is not None]
+    ruling, reason = verdict(values, one.lr, next((wrong[name] for name in parameters if name in wrong), ""))
+    return Row(
+        module=layer.name, call=one.told.number, type=layer.type, verdict=ruling, reason=reason, rank_limit=one.rank_limit, **values
+    )
+
+
+def _ratio(change: tuple[Tensor | None, Tensor | None], one: Told, of: Change) -> Tensor:
+    """‖δW‖/‖W‖, of the bias where the weight is frozen."""
+    before = one.parts(of.before.values)
+    delta, old = next((pair for pair in zip(change, before, strict=True) if pair[0] is not None))
+    assert old is not None
+    return torch.linalg.vector_norm(delta) / torch.linalg.vector_norm(old)

@@ -1,0 +1,102 @@
+# From captured calls to rows: batched, in one dtype, with the sign and scale that the gradient had for the optimiser.
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from affine_divergence.diagnostics._capture import Call
+from affine_divergence.diagnostics._change import Before, Parameter
+from affine_divergence.diagnostics._layers import Layer, Part
+from affine_divergence.diagnostics._maps import EmbeddingMap, LinearMap, ScaledMap
+from affine_divergence.diagnostics._measures import Rows
+from affine_divergence.functional._rows import wide_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Told:
+    """One call, ready to be measured: its number, its rows, and which of weight and bias the step changes."""
+
+    layer: Layer
+    number: int
+    rows: Rows
+    needed: tuple[bool, bool]
+    weight: Tensor  # as it was before the step
+    narrow: bool  # computed in float16 or bfloat16
+
+    def parts(self, tensors: dict[Parameter, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """What there is for weight and bias of the layer, in the dtype of the rows; of a change its change."""
+        weight, bias = (
+            part.of(tensors[part.parameter]).to(self.rows.g.dtype) if part is not None and needed else None
+            for part, needed in zip(self.layer.parts, self.needed, strict=True)
+        )
+        return weight, bias
+
+    def leading(self) -> Part:
+        """The weight, where it changes; else the bias."""
+        part = self.layer.weight if self.needed[0] else self.layer.bias
+        assert part is not None
+        return part
+
+
+def told(calls: Iterable[Call], before: Before, loss_scale: float = 1.0) -> tuple[list[Told], dict[str, str]]:
+    """The calls with their rows; and by name the layers that cannot be told, with the reason."""
+    ready: list[Told] = []
+    failed: dict[str, str] = {}
+    numbers: dict[Layer, int] = defaultdict(int)
+    for call in calls:
+        layer, number = call.layer, numbers[call.layer]
+        numbers[layer] += 1
+        needed = _changes(layer.weight, before), _changes(layer.bias, before)
+        if not any(needed):
+            failed[layer.name] = "frozen: the optimizer has neither its weight nor its bias"
+            continue
+        changed = call.changed()
+        if changed is not None and (changed != "its input" or needed[0] or layer.structural):
+            failed[layer.name] = f"{changed} was changed in place before the step: measure without that operation"
+            continue
+        leading = layer.weight if needed[0] else layer.bias
+        assert leading is not None
+        assert layer.weight is not None
+        sign = -1.0 if leading.parameter in before.maximized else 1.0
+        rows = _rows(call, sign / loss_scale)
+        old = before.values.get(layer.weight.parameter, layer.weight.parameter.detach())
+        assert call.g is not None
+        narrow = call.g.dtype.itemsize < 4
+        ready.append(Told(layer, number, rows, needed, layer.weight.of(old).to(rows.g.dtype), narrow))
+    return ready, failed
+
+
+def _changes(part: Part | None, before: Before) -> bool:
+    return part is not None and part.parameter in before.values
+
+
+def _rows(call: Call, factor: float) -> Rows:
+    layer, x, g = call.layer, call.x, call.g
+    assert g is not None
+    assert layer.weight is not None
+    map_ = layer.map_of(layer.module, x, call.options)
+    inner = map_.inner if isinstance(map_, ScaledMap) else map_
+    dtype = wide_dtype(torch.promote_types(g.dtype, layer.weight.parameter.dtype))
+    if isinstance(inner, EmbeddingMap):
+        axes = tuple(x.shape) or (1,)
+        x, g = x.reshape(-1), g.reshape(-1, g.shape[-1])
+    else:
+        dtype = torch.promote_types(dtype, x.dtype)
+        x = x.to(dtype)
+        if isinstance(inner, LinearMap):
+            axes = tuple(g.shape[:-1]) or (1,)
+            x, g = (t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in (x, g))
+        else:
+            if g.dim() == len(inner.geometry.kernel_size) + 1:
+                x, g = x.unsqueeze(0), g.unsqueeze(0)
+            axes = (g.shape[0], inner.geometry.groups, *g.shape[2:])
+    g = g.to(dtype)
+    return Rows(map_, x, g if factor == 1.0 else factor * g, axes)
