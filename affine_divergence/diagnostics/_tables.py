@@ -33,9 +33,9 @@ def rows_table(diagnosis: Diagnosis, most: int | None = None) -> Table:
     headers = (
         "module",
         *(["call"] if several else []),
-        *("type", "rows (masked)", "p5", "median", "p95", "spread", "alignment", "uphill", "interference"),
+        *("verdict", "type", "rows (masked)", "p5", "median", "p95", "spread", "alignment", "uphill", "interference"),
         *(["rank"] if ranked else []),
-        *("δW/W", "efficiency", "verdict"),
+        *("δW/W", "efficiency"),
     )
     rows, kinds = [], []
     for row in shown:
@@ -44,7 +44,7 @@ def rows_table(diagnosis: Diagnosis, most: int | None = None) -> Table:
         if twins:
             rows.append(_twin(row, several, ranked))
             kinds.append(PLAIN)
-    groups = (("", 3 + several), ("multiplier", 4), ("", len(headers) - 7 - several))
+    groups = (("", 4 + several), ("multiplier", 4), ("", len(headers) - 8 - several))
     return Table(headers, tuple(rows), groups=groups, kinds=tuple(kinds))
 
 
@@ -58,9 +58,9 @@ def corrections_table(diagnosis: Diagnosis) -> Table:
     steps = {step.kind: step for step in diagnosis.steps}
     named = dict.fromkeys([*steps, *(one.kind for one in diagnosis.counterfactual)])
     kinds = [*(kind for kind in KINDS if kind in named), *(kind for kind in named if kind not in KINDS)]
-    measures = ("spread", "alignment", "uphill", "interference", "efficiency")
+    measures = ("multiplier", "spread", "alignment", "uphill", "interference", "efficiency")
     headers = ("step of", "calls", *measures, "length", "predicted", "realised", "basis")
-    groups = (("", 2), ("median over the calls", 5), ("step", 1), ("change of the loss", 2), ("", 1))
+    groups = (("", 2), ("median over the calls", 6), ("step", 1), ("change of the loss", 2), ("", 1))
     return Table(headers, tuple(_correction(kind, diagnosis, steps.get(kind)) for kind in kinds), groups=groups)
 
 
@@ -113,6 +113,7 @@ def _row(row: Row, several: bool, ranked: bool) -> tuple[str, ...]:
     return (
         name_of(row.module),
         *([str(row.call)] if several else []),
+        row.verdict,
         row.type,
         f"{row.rows} ({row.masked})" if row.masked else str(row.rows),
         number(row.multiplier_p5),
@@ -125,7 +126,6 @@ def _row(row: Row, several: bool, ranked: bool) -> tuple[str, ...]:
         *([of_limit(row.rank, row.rank_limit)] if ranked else []),
         number(row.update_ratio),
         number(row.efficiency),
-        row.verdict,
     )
 
 
@@ -133,7 +133,7 @@ def _twin(row: Row, several: bool, ranked: bool) -> tuple[str, ...]:
     return (
         PLAIN,
         *([""] if several else []),
-        *("", ""),
+        *("", "", ""),
         number(row.multiplier_p5_plain),
         number(row.multiplier_median_plain),
         number(row.multiplier_p95_plain),
@@ -144,7 +144,6 @@ def _twin(row: Row, several: bool, ranked: bool) -> tuple[str, ...]:
         *([""] if ranked else []),
         number(row.update_ratio_plain),
         number(row.efficiency_plain),
-        "",
     )
 
 
@@ -169,6 +168,7 @@ def _correction(kind: str, diagnosis: Diagnosis, step: Step | None) -> tuple[str
     return (
         kind,
         str(len(numbered)) if len(numbered) == len(there) else f"{len(numbered)} of {len(there)}",
+        number(median(one.multiplier_median for one in numbered)),
         number(median(one.multiplier_cv for one in numbered)),
         number(median(one.alignment_median for one in numbered)),
         share(median(one.below_zero for one in numbered)),
