@@ -12,6 +12,8 @@ from affine_divergence.lab.errors import BadInputError
 if TYPE_CHECKING:
     import torch
 
+SEED = 0
+
 
 def given(model: str | None, batch: str | None, loss: str | None) -> tuple[torch.nn.Module, Batch, Callable[..., Any] | None]:
     import torch
@@ -21,13 +23,19 @@ def given(model: str | None, batch: str | None, loss: str | None) -> tuple[torch
     if batch is None:
         raise BadInputError(f"the model needs a --batch: {WAYS}")
     loss_fn = None if loss is None else _loss(loss)  # names are checked before anything of the user's runs for long
+    torch.manual_seed(SEED)
     made = named(model, "MODEL")
+    torch.manual_seed(SEED)  # whatever else the module drew when it was imported
     network = made if isinstance(made, torch.nn.Module) else called(_function(made, f"MODEL {model}"), f"MODEL {model}")
     if not isinstance(network, torch.nn.Module):
         raise BadInputError(f"MODEL {model} gives a value of type {type(network).__name__}; wanted is a torch.nn.Module")
     read = read_batch(batch)
+    if loss_fn is None and read.targets is not None:
+        raise BadInputError(
+            f"--batch {batch} has targets, which only a --loss compares with; give one, or name the entry as the model does"
+        )
     if loss_fn is not None and ":" not in str(loss) and read.targets is None:
-        raise BadInputError(f"--loss {loss} compares the output with targets, the batch has none; give it an entry targets")
+        raise BadInputError(f"--loss {loss} compares the output with targets, --batch {batch} has none; give it an entry targets")
     return network, read, loss_fn
 
 

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 import affine_divergence
 from affine_divergence.cli._batch import Batch
 from affine_divergence.cli._named import told
-from affine_divergence.cli._setup import given, moved, optimizer_of
+from affine_divergence.cli._setup import SEED, given, moved, optimizer_of
 from affine_divergence.lab.devices import check_device
 from affine_divergence.lab.errors import BadInputError, first_line
 from affine_divergence.lab.examples import EXAMPLES, example as made_example
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import torch
 
     from affine_divergence.diagnostics import Diagnosis
-
-_SEED = 0
 
 
 def diagnose(
@@ -72,9 +70,6 @@ def diagnose(
                 raise BadInputError(f"there is no example {example}; there are: {', '.join(EXAMPLES)}")
         _check(lr, optimizer)
         check_device(device)
-        import torch
-
-        torch.manual_seed(_SEED)
         network, read, loss_fn = given(model, batch, loss) if example is None else _example(example)
         network.to(device)
         chosen = optimizer_of(optimizer, lr, network)
@@ -122,15 +117,18 @@ def _example(name: str) -> tuple[torch.nn.Module, Batch, Callable[..., Any]]:
 
 
 def _diagnosed(model: torch.nn.Module, batch: Batch, loss_fn: Callable[..., Any] | None, options: Mapping[str, Any]) -> Diagnosis:
+    import torch
+
     from affine_divergence.diagnostics import diagnose as diagnosis_of
 
+    torch.manual_seed(SEED)  # the masks of dropout
     try:
         return diagnosis_of(model, batch.inputs, batch.targets, loss_fn, **options)
     except Exception as error:
         if not Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(affine_divergence.__file__).parent):
             raise BadInputError(f"the step raised {told(error)}") from error  # in the model, the loss or the optimiser
         if isinstance(error, (TypeError, ValueError, RuntimeError)):  # the diagnosis says what it cannot work on
-            raise BadInputError(str(error)) from error
+            raise BadInputError(str(error).replace("loss_fn", "--loss")) from error
         raise
 
 

@@ -43,7 +43,8 @@ class MonitorCallback(Callback):
         plain: bool = True,
     ) -> None:
         super().__init__()
-        self.every, self.path, self.log, self.include, self.plain = every, path, log, include, plain
+        self.every, self.path, self.include, self.plain = every, path, include, plain
+        self._logs = log  # not self.log, where Lightning puts the module's own
         self._monitor: Monitor | None = None
 
     @property
@@ -70,7 +71,7 @@ class MonitorCallback(Callback):
             trainer.optimizers[0],
             self.every,
             path=self.path,
-            tracker=track if self.log else None,
+            tracker=track if self._logs else None,
             include=self.include,
             plain=self.plain,
             grad_scaler=trainer.scaler,
