@@ -134,7 +134,7 @@ def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
     kind, own_forward = _kind(module)
     if kind is None:
         return _OWN_FORWARD if own_forward else None
-    if not all(part in module._parameters for part in kind.parameters):
+    if any(part not in module._parameters and getattr(module, part) is not None for part in kind.parameters):
         return "parametrised: its weight or bias is computed from other parameters"
     if isinstance(module, nn.Embedding):
         if module.max_norm is not None:
@@ -143,7 +143,7 @@ def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
             return "scale_grad_by_freq divides its gradient by the frequency of the tokens"
     transposed = kind is _HF_CONV1D
     parts = [Part(module, part, transposed=transposed and part == "weight") for part in kind.parameters]
-    held = [part if module._parameters[part.name] is not None else None for part in parts] + [None]
+    held = [part if module._parameters.get(part.name) is not None else None for part in parts] + [None]
     return (Layer(name, module, kind.map_of, held[0], held[1], kind.correction),)
 
 
