@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import diagnosis_oracles as oracles
 import torch
 from split_attention import split
 from torch import Tensor, nn
@@ -299,7 +300,20 @@ def _optimisers() -> Iterator[tuple[str, Case]]:
 CASES = dict(entry for part in (_linear, _convolutions, _embeddings, _attentions, _corrected, _optimisers) for entry in part())
 
 
-def agree(found: Any, wanted: Mapping[str, float], *, rel: float = 1e-7) -> None:
+def against_the_oracle(found: Any, twin: nn.Module, loss: Callable[[nn.Module], Tensor]) -> None:
+    """A diagnosis of plain descent at the rate of `sgd` has the oracle's rows; the twin is left after a step."""
+    wanted, _ = oracles.diagnosis(twin, sgd(twin), loss)
+    assert {(row.module, row.call) for row in found.rows} == set(wanted)
+    for row in found.rows:
+        agree(row, wanted[row.module, row.call])
+
+
+def statuses(found: Any) -> dict[str, tuple[str, str]]:
+    """Status and reason of every module of the coverage."""
+    return {line.module: (line.status, line.reason) for line in found.coverage}
+
+
+def agree(found: Any, wanted: Mapping[str, float], *, rel: float = 1e-8) -> None:
     """The row of a diagnosis has all the numbers of the oracle's."""
     differences = []
     for name, value in wanted.items():

@@ -24,13 +24,14 @@ LINEAR = (nn.Linear, corrected.AffineLikeLinear, corrected.NormLikeLinear)
 
 @dataclass
 class Call:
-    """One call of a layer: what it was given, ∂L/∂z as rows (n, o) and what each row is made of, (n, d), with the group it belongs to."""
+    """One call of a layer: what it was given, ∂L/∂z as rows (n, o), what each row is made of, (n, d), with its group, and its ‖x‖²."""
 
     layer: nn.Module
     arguments: tuple[Any, ...]
     g: Tensor
     x: Tensor
     group: Tensor
+    sqnorm: Tensor
 
     def moved(self, before: nn.Module, after: nn.Module) -> Tensor:
         """z of the bare layer after, minus z of the bare layer before, as rows."""
@@ -53,6 +54,11 @@ def diagnosis(
     between(model)
     optimizer.step()
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    if any(group["maximize"] for group in optimizer.param_groups if "maximize" in group):  # what climbs descends −L
+        gradients = {name: -gradient for name, gradient in gradients.items()}
+        for of_layer in calls.values():
+            for call in of_layer:
+                call.g = -call.g
     rate = {name: float(rates.get(id(p), math.nan)) for name, p in model.named_parameters(remove_duplicate=False)}
     plain, unit = copy.deepcopy(before), copy.deepcopy(before)
     with torch.no_grad():
@@ -76,7 +82,8 @@ def diagnosis(
             row |= of_gram(terms[i], others, call.g)
             old = first.get_parameter(weight.rpartition(".")[2])
             for key, after in (("update_ratio", now), ("update_ratio_plain", flat)):
-                row[key] = float((after.get_parameter(weight.rpartition(".")[2]) - old).norm() / old.norm())
+                moved = after.get_parameter(weight.rpartition(".")[2]) - old
+                row[key] = (moved.norm() / old.norm()).item()
             row["rank"], row["rank_limit"] = rank(call)
             rows[name, i] = row
     with torch.no_grad():
@@ -132,10 +139,10 @@ def is_transposed_linear(module: nn.Module) -> bool:
 def _call(layer: nn.Module, arguments: tuple[Any, ...], zero: Tensor) -> Call:
     arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
     g = rows_of_output(layer, zero.grad)
-    x, group = rows_of_input(layer, arguments[0], zero.shape)
+    x, group, sqnorm = rows_of_input(layer, arguments[0], zero.shape)
     if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
         g = g * (arguments[0].flatten() != layer.padding_idx).unsqueeze(1)
-    return Call(layer, arguments, g, x, group)
+    return Call(layer, arguments, g, x, group, sqnorm)
 
 
 def rows_of_output(layer: nn.Module, z: Tensor | None) -> Tensor:
@@ -147,10 +154,13 @@ def rows_of_output(layer: nn.Module, z: Tensor | None) -> Tensor:
     return z.unflatten(1, (layer.groups, -1)).transpose(2, 3).flatten(0, 2)
 
 
-def rows_of_input(layer: nn.Module, x: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """What each row of the output is made of, its [x 1] without what does not learn, as the layer scales it; and the row's group."""
+def rows_of_input(layer: nn.Module, x: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+    """What each row of the output is made of, its [x 1] without what does not learn, as the layer scales it; the row's group; ‖x‖²."""
     if isinstance(layer, nn.Embedding):
-        x, group = torch.eye(layer.num_embeddings, dtype=torch.float64)[x.flatten()], torch.zeros(x.numel())
+        one_hot = torch.eye(layer.num_embeddings, dtype=torch.float64)
+        if layer.padding_idx is not None:
+            one_hot[layer.padding_idx] = 0.0  # cannot be moved
+        x, group = one_hot[x.flatten()], torch.zeros(x.numel())
     elif isinstance(layer, CONVS):
         patches = conv_oracles.vectors(_patches(layer, _batched(layer, x), shape), layer.groups)  # (N, groups, positions, d)
         group = torch.arange(layer.groups).reshape(1, -1, 1).expand(patches.shape[:3]).flatten()
@@ -159,13 +169,14 @@ def rows_of_input(layer: nn.Module, x: Tensor, shape: torch.Size) -> tuple[Tenso
         x, group = x.reshape(-1, x.shape[-1]), torch.zeros(x.numel() // x.shape[-1])
     ones = torch.ones(len(x), 1, dtype=torch.float64)
     x = x.double()
+    sqnorm = x.square().sum(1, keepdim=True)
     if isinstance(layer, (corrected.AffineLikeLinear, corrected.NormLikeLinear, PatchNorm)):
         norm_like = isinstance(layer, corrected.NormLikeLinear) or getattr(layer, "form", "") == "norm-like"
         eps = (FLOAT32_EPS if layer.eps is None else layer.eps) if norm_like else 1.0
-        s = (x.square().sum(1, keepdim=True) + eps).rsqrt()
+        s = (sqnorm + eps).rsqrt()
         x, ones = layer.gain * s * x, layer.gain * (ones if norm_like else s)
     learns = {name: p.requires_grad for name, p in layer.named_parameters(recurse=False)}
-    return torch.cat([x] * learns["weight"] + [ones] * learns.get("bias", False), 1), group
+    return torch.cat([x] * learns["weight"] + [ones] * learns.get("bias", False), 1), group, sqnorm
 
 
 def _patches(layer: Any, x: Tensor, shape: torch.Size) -> Tensor:
@@ -220,13 +231,9 @@ def of_gram(terms: Tensor, others: Tensor, g: Tensor) -> Row:
 
 
 def rank(call: Call) -> tuple[int, int]:
-    """The numerical rank of a call's rows by group, added up, and what it can be at most."""
-    found = limit = 0
-    for group in call.group.unique():
-        x = call.x[call.group == group]
-        found += int(torch.linalg.matrix_rank(x, rtol=max(x.shape) * FLOAT32_EPS))
-        limit += min(x.shape)
-    return found, limit
+    """The numerical rank of a call's rows, of the group where it is least, and what it can be at most."""
+    groups = [call.x[call.group == group] for group in call.group.unique()]
+    return min(int(torch.linalg.matrix_rank(x, rtol=max(x.shape) * FLOAT32_EPS)) for x in groups), min(groups[0].shape)
 
 
 def uncorrected_gradients(model: nn.Module, loss: Loss) -> dict[str, Tensor]:
