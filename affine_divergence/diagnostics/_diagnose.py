@@ -95,7 +95,7 @@ def diagnose(
         optimizer = torch.optim.SGD(_learning(model), lr=1.0 if lr is None else lr)
     elif not {p for group in optimizer.param_groups for p in group["params"]} & set(model.parameters()):
         raise ValueError("optimizer has none of the model's parameters; build it from model.parameters()")
-    with suspended(), _eager(), untouched(model, optimizer) as beginning, torch.enable_grad():
+    with suspended(), _eager(), untouched(model, optimizer) as beginning, _without_gradients(inputs, targets), torch.enable_grad():
         batch = _Batch(model, inputs, targets, loss_fn, beginning)
         capture = Capture(found)
         with capture:
@@ -155,13 +155,36 @@ class _Batch:
     def loss_again(self) -> float:
         """With the parameters of now and everything else as at first, the same dropout included."""
         self.beginning.again()
-        return float(self.loss())
+        with torch.enable_grad():  # a forward may itself differentiate; one with reentrant checkpoints warns of inputs without gradients
+            return self.loss().item()
 
     def loss_at(self, before: Before, change: Mapping[Parameter, Tensor]) -> float:
         """With the parameters as they were, plus a change."""
         for parameter, old in before.values.items():
             parameter.copy_(old + change[parameter] if parameter in change else old)
         return self.loss_again()
+
+
+@contextmanager
+def _without_gradients(*batch: Any) -> Iterator[None]:
+    # Inputs that ask for a gradient get none from here.
+    before = [(tensor, tensor.grad) for tensor in _leaves(batch) if tensor.requires_grad]
+    for tensor, _ in before:
+        tensor.grad = None
+    try:
+        yield
+    finally:
+        for tensor, gradient in before:
+            tensor.grad = gradient
+
+
+def _leaves(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.is_leaf:
+            yield value
+    elif isinstance(value, (Mapping, tuple, list)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(part)
 
 
 def _step(optimizer: torch.optim.Optimizer, batch: _Batch) -> None:
