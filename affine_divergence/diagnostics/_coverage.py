@@ -53,7 +53,9 @@ def _why_silent(layer: Layer, calls: int, compiled: bool) -> str:
         return "called, but no gradient arrived at its output"
     if not any(p.grad is not None for p in parameters):
         return "compiled, so that hooks did not fire, or not called" if compiled else "not called"
-    return "compiled, so that hooks did not fire" if compiled else "called functionally: its parameters have a gradient, its forward was not called"
+    if compiled:
+        return "compiled, so that hooks did not fire"
+    return "its parameters have a gradient and its hooks did not fire: used by a function without calling it, or inside compiled code"
 
 
 def _compiled(model: nn.Module) -> set[nn.Module]:
