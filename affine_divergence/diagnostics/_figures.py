@@ -22,7 +22,7 @@ VERDICT_COLOURS = {"ok": "#1b1b1b", "look": "#9a6700", "broken": "#b3261e"}
 _BANDS = (  # what is drawn of a call: how far above its middle, width of the bar, colour, marker, name, field
     (0.2, 4.0, "#0072B2", "o", "the optimiser's step", "multiplier_{}"),
     (-0.05, 4.0, "#E69F00", "D", "plain gradient descent", "multiplier_{}_plain"),
-    (-0.28, 1.5, "#666666", "|", "a row alone ($G_{ii}$)", "self_term_{}"),
+    (-0.28, 1.5, "#666666", "|", "a row alone (Gᵢᵢ)", "self_term_{}"),
 )
 
 
@@ -44,10 +44,10 @@ def multiplier_figure(diagnosis: Diagnosis) -> Figure:
     rows = _shown(diagnosis)
     figure, axes = _empty(9.4, (0.36 if len(rows) <= 20 else 0.28) * max(len(rows), 2) + 1.9)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
     sizes = diagnosis.about.get("inputs", {})
     low, high = _limits(rows, sizes)
     axes.set_xlim(low, high)
+    _plain_ticks(axes, low, high)
     axes.axvline(1.0, color="#009E73", linewidth=1.2, label="1: a corrected layer’s ideal")
     ideal = [(sizes[row.module] + 1, -place) for place, row in enumerate(rows) if row.module in sizes]
     if ideal:
@@ -127,10 +127,12 @@ def scatter_figure(samples: Samples) -> Figure:
         scale: dict[str, Any] = {} if positive else {"linthresh": max(sorted(map(abs, x))[len(x) // 4], max(map(abs, x)) * 1e-6)}
         if max(map(abs, x)) > 0:
             axes.set_xscale("log" if positive else "symlog", **scale)
+            _plain_ticks(axes, *((min(x), max(x)) if positive else (0.0, 0.0)))
         low, high = min(sizes), max(sizes)
-        norm = LogNorm(low, high) if high > 3 * low > 0 else Normalize(0.0, high)
+        wide = high > 3 * low
+        norm, ticks = (LogNorm(low, high), [low, math.sqrt(low * high), high]) if wide else (Normalize(0.0, high), [0.0, high / 2, high])
         points = axes.scatter(x, y, c=sizes, norm=norm, cmap="viridis", s=14, alpha=0.8, linewidth=0, rasterized=True)
-        figure.colorbar(points, ax=axes, label="‖gradient‖ of the row")
+        figure.colorbar(points, ax=axes, label="‖gradient‖ of the row", ticks=ticks, format="{x:.2g}").minorticks_off()
     axes.axhline(0.0, color="#444444", linewidth=0.8)
     axes.set_ylim(-1.08, 1.08)
     axes.set_xlabel(f"multiplier{'' if not x or min(x) > 0 else ' (below 0: pushed uphill)'}")
@@ -179,6 +181,16 @@ def _empty(width: float, height: float, dpi: float = 100) -> tuple[Figure, Axes]
 
     figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")  # not pyplot's: nothing to close, and no window
     return figure, figure.add_subplot()
+
+
+def _plain_ticks(axes: Axes, low: float, high: float) -> None:
+    """Numbers without powers, and three a decade where there are few decades; a symmetric scale keeps its places."""
+    from matplotlib.ticker import LogLocator
+
+    if low > 0:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=12))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
 
 
 def _shown(diagnosis: Diagnosis) -> list[Row]:

@@ -20,6 +20,7 @@ from affine_divergence.diagnostics._sentences import (
     coverage_lines,
     headline,
     loss_line,
+    notes,
     reasons,
     refusals,
 )
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 MULTIPLIERS = "Multiplier of the ideal update by layer, in the order of the calls. Bold: a verdict of look (amber) or broken (red)"
 ALIGNMENTS = "Median alignment by layer and step: 1 moves each row against its own gradient, below 0 moves it uphill"
-ROWS = "The rows of the worst layer that were kept; the most extreme are named by their index"
+ROWS = "Rows of the worst layer of those whose rows were kept; the most extreme are named by their index"
 
 
 def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> None:
@@ -42,7 +43,7 @@ def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> 
     if not diagnoses:
         raise ValueError(f"there is no diagnosis to write to {path}; give at least one")
     last = diagnoses[-1]
-    samples = _worst_samples(last)
+    samples = worst_samples(last)
     counts = Counter(row.verdict for row in last.rows)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("affine_divergence", "diagnostics"),
@@ -60,6 +61,7 @@ def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> 
         counts=[(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]],
         rows=rows_table(last),
         plain=PLAIN if twinned(last) else "",
+        notes=notes(last),
         reasons=reasons(last.worst()),
         multipliers=_picture(multiplier_figure(last), MULTIPLIERS) if last.rows else None,
         alignments=_picture(alignment_figure(diagnoses), ALIGNMENTS) if len(diagnoses) > 1 else None,
@@ -78,7 +80,8 @@ def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> 
     Path(path).write_text(html, encoding="utf-8")
 
 
-def _worst_samples(diagnosis: Diagnosis) -> Samples | None:
+def worst_samples(diagnosis: Diagnosis) -> Samples | None:
+    """Those of the worst call that has any."""
     found = {(one.module, one.call): one for one in diagnosis.samples}
     return next((found[row.module, row.call] for row in diagnosis.worst() if (row.module, row.call) in found), None)
 

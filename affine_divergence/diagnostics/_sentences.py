@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from affine_divergence.diagnostics._records import VERDICTS, Coverage, Diagnosis, Row
-from affine_divergence.diagnostics._tables import name_of, number
+from affine_divergence.diagnostics._tables import PLAIN, name_of, number, twinned
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -54,6 +54,16 @@ def headline(diagnosis: Diagnosis) -> str:
     counts = Counter(row.verdict for row in diagnosis.rows)
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     return f"Of {_counted(len(diagnosis.rows), 'call')}: {said}."
+
+
+def notes(diagnosis: Diagnosis) -> list[str]:
+    """What the table of calls does not say of itself."""
+    said = []
+    if any(row.masked for row in diagnosis.rows):
+        said.append("rows: in brackets those whose gradient is exactly 0, which are left out.")
+    if twinned(diagnosis):
+        said.append(f"{PLAIN}: what plain gradient descent would have done at the same learning rate.")
+    return said
 
 
 def reasons(rows: Sequence[Row]) -> list[tuple[str, str, str]]:

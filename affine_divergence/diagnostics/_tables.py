@@ -33,7 +33,7 @@ def rows_table(diagnosis: Diagnosis, most: int | None = None) -> Table:
     headers = (
         "module",
         *(["call"] if several else []),
-        *("verdict", "type", "rows (masked)", "p5", "median", "p95", "spread", "alignment", "uphill", "interference"),
+        *("verdict", "type", "rows", "p5", "median", "p95", "spread", "alignment", "uphill", "interference"),
         *(["rank"] if ranked else []),
         *("δW/W", "efficiency"),
     )
@@ -91,8 +91,11 @@ def name_of(module: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits."""
-    return NOTHING if math.isnan(value) else f"{value + 0.0:.3g}"  # + 0.0: no -0
+    """Three digits: 0.123, 1.23e5."""
+    if math.isnan(value):
+        return NOTHING
+    digits, e, power = f"{value + 0.0:.3g}".partition("e")  # + 0.0: no -0
+    return f"{digits}e{int(power)}" if e else digits
 
 
 def share(value: float) -> str:

@@ -15,10 +15,11 @@ from affine_divergence.diagnostics._sentences import (
     coverage_lines,
     headline,
     loss_line,
+    notes,
     reasons,
     refusals,
 )
-from affine_divergence.diagnostics._tables import PLAIN, Table, calls_table, corrections_table, rows_table, twinned
+from affine_divergence.diagnostics._tables import Table, calls_table, corrections_table, rows_table
 
 MOST = 40  # calls that are shown
 WIDTH = 140
@@ -46,8 +47,7 @@ def _calls(diagnosis: Diagnosis) -> Iterator[str]:
     yield from lines(rows_table(diagnosis, MOST))
     if len(diagnosis.rows) > MOST:
         yield f"The {MOST} worst of {len(diagnosis.rows)} calls; .to_frame() has all."
-    if twinned(diagnosis):
-        yield f"{PLAIN}: what plain gradient descent would have done at the same learning rate."
+    yield from _wrapped(notes(diagnosis))
     said = reasons(diagnosis.worst()[:MOST])
     if said:
         yield ""

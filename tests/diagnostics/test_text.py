@@ -1,0 +1,179 @@
+# What print shows of a diagnosis: coverage first, then the calls worst first, in text that a terminal can hold.
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import diagnosis_maker as made
+import pytest
+
+from affine_divergence.diagnostics._tables import name_of, number, share
+
+
+def cells(diagnosis, first: str) -> dict[str, list[str]]:
+    """The cells under the header line that begins with `first`, by the first of them."""
+    lines = str(diagnosis).splitlines()
+    header = next(i for i, line in enumerate(lines) if line.startswith(first))
+    rows = [line.split() for line in lines[header + 2 : header + 2 + len(lines)]]
+    end = next((i for i, row in enumerate(rows) if not row), len(rows))
+    return {row[0]: row[1:] for row in reversed(rows[:end])}
+
+
+def test_coverage_stands_before_the_verdicts_and_these_before_the_table() -> None:
+    said = str(made.diagnosis())
+    places = [said.index(part) for part in ("Measured: 3 modules", "Skipped: 13 modules", "Of 3 calls: 1 broken, 1 look, 1 ok", "module  ")]
+    assert places == sorted(places)
+
+
+def test_modules_skipped_for_one_reason_stand_on_one_line() -> None:
+    lines = str(made.diagnosis()).splitlines()
+    assert "  of a type that is not measured: LayerNorm blocks.*.norm (12)." in lines
+    assert "  not called: Linear lost." in lines
+
+
+def test_a_share_of_the_parameters_is_told_as_measured() -> None:
+    assert "3 modules, 3 calls, which hold 62.9 % of the 4,768 parameters." in str(made.diagnosis())  # 3 · 1000 of 3000 + 12 · 64 + 1000
+
+
+def test_calls_whose_gradient_never_came_are_told() -> None:
+    coverage = (made.covered("fc", calls=3, fired=2), made.covered("head"))
+    assert "A gradient arrived for 2 of 3 calls: fc." in str(made.diagnosis(coverage=coverage))
+
+
+def test_the_calls_are_sorted_worst_first() -> None:
+    names = [line.split()[0] for line in str(made.diagnosis()).splitlines() if line.startswith(("head  ", "blocks.0.fc  ", "embed  "))]
+    assert names[:3] == ["head", "blocks.0.fc", "embed"]
+
+
+def test_a_row_shows_its_own_numbers_to_three_digits() -> None:
+    one = made.row(multiplier_p5=0.00012345, multiplier_median=12.3456, multiplier_p95=123456.0, update_ratio=math.inf)
+    shown = cells(made.diagnosis(rows=(one,)), "module ")["fc"]
+    assert " ".join(shown) == "ok Linear 500 (12) 0.000123 12.3 1.23e5 0.61 0.873 2.46 % 1.37 97 of 513 inf -0.842"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(math.nan, "–"), (-0.0, "0"), (1e-12, "1e-12"), (-98765.0, "-9.88e4"), (0.99951, "1"), (-math.inf, "-inf")]
+)
+def test_numbers_are_short(value: float, said: str) -> None:
+    assert number(value) == said
+
+
+def test_a_share_is_a_percentage_and_one_that_is_not_defined_a_dash() -> None:
+    assert [share(0.1234), share(0.0), share(math.nan)] == ["12.3 %", "0 %", "–"]
+
+
+def test_the_plain_gradient_has_a_line_under_each_call_only_where_it_differs() -> None:
+    apart = str(made.diagnosis())
+    assert sum(line.startswith("plain gradient  ") for line in apart.splitlines()) == 3
+    assert "plain gradient: what plain gradient descent would have done" in apart
+    names = {field.name for field in dataclasses.fields(made.row()) if field.name.endswith("_plain")}
+    row = made.row()
+    same = dataclasses.replace(row, **{name: getattr(row, name.removesuffix("_plain")) * (1 + 1e-6) for name in names})
+    absent = dataclasses.replace(row, **dict.fromkeys(names, math.nan))
+    for one in (same, absent):
+        assert not any(line.startswith("plain gradient") for line in str(made.diagnosis(rows=(one,))).splitlines())
+
+
+def test_the_call_is_shown_only_where_a_module_has_several() -> None:
+    assert "call" not in next(line for line in str(made.diagnosis()).splitlines() if line.startswith("module "))
+    twice = made.diagnosis(rows=(made.row("fc", call=0), made.row("fc", call=1, multiplier_median=77.0)))
+    lines = str(twice).splitlines()
+    assert next(line for line in lines if line.startswith("module ")).split()[:2] == ["module", "call"]
+    assert [line.split()[1] for line in lines if "77" in line.split()] == ["1"]
+
+
+def test_the_rank_is_left_out_where_it_was_not_asked_for() -> None:
+    assert "97 of 513" in str(made.diagnosis())
+    without = str(made.diagnosis(rows=(made.row(rank=None, rank_limit=None),)))
+    assert "rank" not in next(line for line in without.splitlines() if line.startswith("module "))
+
+
+def test_every_verdict_that_is_not_ok_has_its_reason_and_equal_ones_share_a_line() -> None:
+    rows = tuple(made.row(f"blocks.{i}.fc", verdict="look", reason="it is steep") for i in range(3))
+    said = str(made.diagnosis(rows=(*rows, made.row("head", reason="all is well")), coverage=()))
+    assert "look: blocks.*.fc (3): it is steep" in said.splitlines()
+    assert "all is well" not in said
+
+
+def test_forty_calls_are_shown_and_the_rest_counted() -> None:
+    rows = tuple(made.row(f"layer{chr(97 + i % 26)}{i // 26}", below_zero=i / 100) for i in range(55))
+    said = str(made.diagnosis(rows=rows, counterfactual=()))
+    shown = [line.split()[0] for line in said.splitlines() if line.startswith("layer")]
+    assert shown == [rows[i].module for i in range(54, 14, -1)]
+    assert "The 40 worst of 55 calls; .to_frame() has all." in said
+
+
+def test_a_long_name_keeps_its_end_and_the_root_has_one() -> None:
+    long = "encoder.the_layers_of_it.self_attention_of_all.query_projection"
+    said = str(made.diagnosis(rows=(made.row(long, verdict="look", reason="here"), made.row(""))))
+    assert any(line.startswith("…") and "query_projection" in line for line in said.splitlines())
+    assert f"look: {long}: here" in said
+    assert name_of("") in said
+
+
+def test_no_line_of_a_usual_transformer_is_wider_than_170_letters() -> None:
+    names = [f"encoder.layer.{i}.attention.self.query" for i in range(12)]
+    rows = tuple(made.row(name, type="MultiheadAttention", multiplier_p5=-1.23e-5, rows=98304) for name in names)
+    counterfactual = tuple(made.counterfactual(kind, name) for name in names for kind in made.KINDS)
+    assert max(map(len, str(made.diagnosis(rows=rows, counterfactual=counterfactual)).splitlines())) <= 170
+
+
+def test_loss_predicted_and_realised_are_told_with_their_ratio() -> None:
+    said = " ".join(str(made.diagnosis()).split())
+    assert "loss 2.3026 before, 2.2526 after. Change predicted to first order -0.0541, realised -0.05, 0.924 times the predicted." in said
+    assert "The step on the same batch" not in str(made.diagnosis(loss=None))
+
+
+def test_the_self_check_tells_its_worst_error_and_every_failure_by_name() -> None:
+    said = " ".join(str(made.diagnosis()).split())
+    assert "1 of 2 parameters agree; largest relative error 0.31 (head.weight)." in said
+    assert "head.weight: error 0.31, cosine 0.95: the weight is used outside the layer" in said
+    assert "embed.weight: error" not in said
+
+
+def test_each_correction_has_its_median_over_the_calls_and_its_step() -> None:
+    found = tuple(
+        made.counterfactual(kind, name, alignment_median=value)
+        for kind in ("none", "sample")
+        for name, value in (("a", 0.1), ("b", math.nan), ("c", 0.3))
+    )
+    shown = cells(made.diagnosis(counterfactual=found), "step of ")
+    assert shown["none"][:4] == ["3", "1", "0", "0.2"]
+    assert shown["none"][-4:] == ["0.125", "-0.05", "-0.045", "exact"]
+    assert shown["actual"][0] == "3"
+    assert shown["actual"][3] == "0.22"  # of 0.873, 0.22 and -0.12, the rows' own
+    assert list(reversed(shown)) == ["actual", "none", "sample", "batch"]
+
+
+def test_a_first_order_prediction_is_labelled_so() -> None:
+    lines = str(made.diagnosis()).splitlines()
+    assert all("first order, g held fixed" in line for line in lines if line.startswith(("affine-like  ", "norm-like  ")))
+
+
+def test_a_correction_without_numbers_says_why_and_is_not_in_the_median() -> None:
+    refused = made.counterfactual("sample", "b", alignment_median=math.nan, reason="its rows are one-hot")
+    said = made.diagnosis(counterfactual=(made.counterfactual("sample", "a"), refused))
+    assert "sample has no numbers for b: its rows are one-hot." in str(said)
+    assert cells(said, "step of ")["sample"][:3] == ["1", "of", "2"]
+
+
+def test_what_was_assumed_and_what_good_looks_like_close_the_text() -> None:
+    said = " ".join(str(made.diagnosis(about={"model": "Net", "weight_decay": [0.0, 0.1], "plain": True, "inputs": {"fc": 7}})).split())
+    assert "model: Net; weight decay: 0, 0.1; plain: yes" in said
+    assert "inputs:" not in said
+    assert said.index("a layer's own parameters") < said.index("Good is a step") < said.index("Benign:")
+
+
+def test_a_diagnosis_of_nothing_says_so() -> None:
+    said = str(made.diagnosis(rows=(), coverage=(), checks=(), loss=None, counterfactual=(), steps=(), samples=()))
+    assert "No call of any layer was measured." in said
+
+
+def test_text_needs_nothing_beyond_the_standard_library() -> None:
+    extra = "{'torch', 'polars', 'matplotlib', 'jinja2'}"
+    code = f"import sys, diagnosis_maker as made; str(made.diagnosis()); print(sorted({extra} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(made.__file__).parent)
+    assert done.stdout.strip() == "[]"
