@@ -96,3 +96,20 @@ def test_a_model_without_a_layer_that_is_measured_says_so() -> None:
     assert not found.rows
     assert [line.status for line in found.coverage] == ["skipped"]
     str(found)
+
+
+def test_a_model_that_differentiates_in_its_forward_is_diagnosed() -> None:
+    class Force(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = Mlp(inplace=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.body(x).tanh().sum(), x, create_graph=True)[0]
+
+    found = ad.diagnose(Force().double(), X, None, bent, lr=0.01)
+    assert found.loss is not None
+    assert found.loss.realised == pytest.approx(found.loss.predicted, rel=0.1)
+    assert not any(check.ok for check in found.checks if check.parameter.endswith("weight"))  # a way that the rows do not tell of
+    assert all(row.verdict != "ok" for row in found.rows)
