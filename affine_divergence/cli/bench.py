@@ -9,7 +9,7 @@ from affine_divergence.lab.errors import BadInputError
 
 
 def bench(
-    what: Literal["layers", "corrections", "training"],
+    what: Literal["layers", "corrections", "diagnosis", "training"],
     /,
     *,
     repeats: Annotated[int, Parameter(help="Interleaved rounds; the medians are shown.")] = 9,
@@ -22,12 +22,18 @@ def bench(
         "layers": forward and backward of the corrected layers, linear ones and convolutions, against torch's, in some minutes.
         "corrections": the same of the layers that correct the gradient alone, beside K-FAC (asdl) and per-sample gradients (opacus,
         torch.func) where they are installed: pip install 'affine-divergence[bench]'.
+        "diagnosis": a diagnosed step against a plain one and against the gradients of every sample, and its memory.
         "training": the lab's stacks against the usual loop.
     """
     if repeats < 3:
         raise BadInputError(f"--repeats must be at least 3, got {repeats}")
     from affine_divergence.lab import benchmarks
 
-    measured = {"layers": benchmarks.layers, "corrections": benchmarks.corrections, "training": benchmarks.training}[what]
+    measured = {
+        "layers": benchmarks.layers,
+        "corrections": benchmarks.corrections,
+        "diagnosis": benchmarks.diagnosis,
+        "training": benchmarks.training,
+    }[what]
     for line in measured(repeats):
         print(line, flush=True)

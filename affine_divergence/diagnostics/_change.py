@@ -40,19 +40,12 @@ class Before:
                         maximized.add(parameter)
         return Before({p: p.detach().clone() for p in lr}, lr, frozenset(maximized))
 
-    def change(self) -> Change:
-        """Against what they are now."""
-        return Change({p: _difference(p.detach(), old) for p, old in self.values.items()}, self)
+    def changed(self) -> dict[Parameter, Tensor]:
+        """The change of all of them, in float32 or wider."""
+        return {p: self.change(p) for p in self.values}
 
-
-@dataclass(frozen=True)
-class Change:
-    """The change of each parameter, in float32 or wider."""
-
-    by_parameter: dict[Parameter, Tensor]
-    before: Before
-
-
-def _difference(now: Tensor, old: Tensor) -> Tensor:
-    dtype = wide_dtype(now.dtype)
-    return now.to(dtype) - old.to(dtype)
+    def change(self, parameter: Parameter) -> Tensor:
+        """Of one of them, against what it is now."""
+        now, old = parameter.detach(), self.values[parameter]
+        dtype = wide_dtype(now.dtype)
+        return now.to(dtype) - old.to(dtype)

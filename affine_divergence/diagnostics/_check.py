@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from affine_divergence.diagnostics._change import Change, Parameter
+from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._gradients import Gradients, plain, total
 from affine_divergence.diagnostics._maps import ConvMap, LinearMap, Pair, SampleMap
 from affine_divergence.diagnostics._records import Check
@@ -24,33 +24,45 @@ _NARROW = 5e-2  # of float16 and bfloat16
 _MARGIN = 16.0
 
 
-def check(
-    accounts: Sequence[Account], gradients: Gradients, had: Mapping[Parameter, Tensor], names: Mapping[Parameter, str], change: Change, *, scaled: bool
-) -> list[Check]:
-    """The self-check of each parameter, against the gradient that it had when the optimiser stepped.
+class Compared(NamedTuple):
+    """A parameter's gradient by the rows and as it was: the length of the first, relative error, cosine, and what sums round to."""
 
-    A step of plain gradient descent changes a parameter by −lr times that; the captured rows say what it should be. With scaled, a
-    factor between both is nothing wrong: clipping, or the scale of a loss.
-    """
+    parameter: Parameter
+    numbers: list[Tensor]
+    narrow: bool
+
+
+def compared(accounts: Sequence[Account], gradients: Gradients, had: Mapping[Parameter, Tensor], before: Before) -> list[Compared]:
+    """Of all parameters of these calls that had a gradient when the optimiser stepped."""
     calls = [one.told for one in accounts]
     if any(one.layer.correction == "sample" for one in calls):
         gradients = total(calls, _as_its_layer)
     # The gradient of a batch-corrected layer hangs on its average and its group: it is not made again.
     left_out = {part.parameter for one in calls if one.layer.correction == "batch" for part in one.layer.parts if part is not None}
     narrow = {part.parameter for one in calls if one.narrow for part in one.layer.parts if part is not None}
-    checked = [p for p in gradients if p in had and p not in left_out]
     roundings = _roundings(accounts)
-    signs = {p: -1.0 if p in change.before.maximized else 1.0 for p in checked}
-    numbers = transferred([[*_compared(gradients[p], had[p], signs[p]), roundings[p]] for p in checked])
-    checks = []
-    for p, (length, error, cosine, rounding) in zip(checked, numbers, strict=True):
-        tolerance = _NARROW if p in narrow else _TOLERANCE.get(p.dtype, _NARROW)
+    return [
+        Compared(p, [*_numbers(gradient, had[p], -1.0 if p in before.maximized else 1.0), roundings[p]], p in narrow)
+        for p, gradient in gradients.items()
+        if p in had and p not in left_out
+    ]
+
+
+def checks(found: Sequence[Compared], names: Mapping[Parameter, str], *, scaled: bool) -> list[Check]:
+    """The self-check of each parameter.
+
+    A step of plain gradient descent changes a parameter by −lr times the gradient it had; the captured rows say what that should be.
+    With scaled, a factor between both is nothing wrong: clipping, or the scale of a loss.
+    """
+    made = []
+    for one, (length, error, cosine, rounding) in zip(found, transferred([one.numbers for one in found]), strict=True):
+        tolerance = _NARROW if one.narrow else _TOLERANCE.get(one.parameter.dtype, _NARROW)
         left = math.sqrt(max(0.0, 1.0 - cosine * abs(cosine))) if scaled else error
         # What the sum of the rows rounds to is no error: the gradient of a bias before a batch normalisation is nothing else.
         ok = left * length <= tolerance * length + rounding
         reason = "" if ok else f"the captured calls explain its gradient only in part ({_found(error, cosine, scaled)}): {_CAUSES}"
-        checks.append(Check(parameter=names.get(p, "?"), error=error, cosine=cosine, ok=ok, reason=reason))
-    return checks
+        made.append(Check(parameter=names.get(one.parameter, "?"), error=error, cosine=cosine, ok=ok, reason=reason))
+    return made
 
 
 _CAUSES = "a use of its parameters that no hook sees, a gradient changed by hand, or an output hook"
@@ -79,7 +91,7 @@ def _roundings(accounts: Sequence[Account]) -> dict[Parameter, Tensor]:
     return found
 
 
-def _compared(predicted: Tensor, actual: Tensor, sign: float) -> list[Tensor]:
+def _numbers(predicted: Tensor, actual: Tensor, sign: float) -> list[Tensor]:
     """The predicted length, the relative error and the cosine; no error and 1 where both are 0."""
     actual = sign * (actual.to_dense() if actual.is_sparse else actual)
     dtype = solve_dtype(actual.device)

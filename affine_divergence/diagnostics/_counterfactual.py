@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from affine_divergence.diagnostics._batch_rows import batch_gradients
-from affine_divergence.diagnostics._change import Change, Parameter
+from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._gradients import Gradients, total
 from affine_divergence.diagnostics._maps import AffineMap, ConvMap, EmbeddingMap, LinearMap, Pair, SampleMap, ScaledMap
 from affine_divergence.diagnostics._measures import SUMMARY, interference, row_sums, summary
@@ -49,24 +49,32 @@ def counterfactuals(calls: Sequence[Told]) -> tuple[list[Counterfactual], dict[s
     return table, directions
 
 
-def predicted(gradients: Mapping[Parameter, Tensor], change: Change) -> float:
-    """Σ ⟨∂L/∂θ, δθ⟩ over all parameters."""
-    return _inner(gradients, change.by_parameter)
-
-
 def steps(
-    directions: Mapping[str, Gradients], change: Change, gradients: Mapping[Parameter, Tensor], realised: Callable[[Mapping[Parameter, Tensor]], float]
+    directions: Mapping[str, Gradients], before: Before, gradients: Mapping[Parameter, Tensor], realised: Callable[[Mapping[Parameter, Tensor]], float]
 ) -> list[Step]:
-    """The measured layers' parameters moved by the optimiser's change and, as far, along each direction; the others stay."""
-    measured = directions["none"].keys()
-    actual = {p: change.by_parameter[p] for p in measured}
-    length = _norm(actual)
-    taken = [Step(kind="actual", norm=length, predicted=_inner(gradients, actual), realised=realised(actual))]
+    """The measured layers' parameters moved by the optimiser's change and, as far, along each direction; the others stay.
+
+    A kind that some of the layers have no direction for moves the others alone.
+    """
+    changes = {"actual": {p: before.change(p) for p in directions["none"]}}
+    length = _norm(changes["actual"])
     for kind, direction in directions.items():
-        norm = _norm(direction)
-        along = {p: (-length / norm if norm else 0.0) * _sign(p, change) * t for p, t in direction.items()}
-        taken.append(Step(kind=kind, norm=_norm(along), predicted=_inner(gradients, along), realised=realised(along)))
-    return taken
+        if norm := _norm(direction):
+            changes[kind] = {p: (length / norm if p in before.maximized else -length / norm) * t for p, t in direction.items()}
+    return [
+        Step(kind=kind, norm=_norm(change), predicted=inner(gradients, change.__getitem__, change), realised=realised(change))
+        for kind, change in changes.items()
+    ]
+
+
+def inner(gradients: Mapping[Parameter, Tensor], change: Callable[[Parameter], Tensor], of: Iterable[Parameter]) -> float:
+    """Σ ⟨∂L/∂θ, δθ⟩: to first order the change of the loss."""
+    products = []
+    for p in of:
+        if p in gradients:
+            gradient = gradients[p].to_dense() if gradients[p].is_sparse else gradients[p]
+            products.append((gradient.double() * change(p).double()).sum())
+    return math.fsum(value for (value,) in transferred([[product] for product in products]))
 
 
 def _map(one: Told, kind: str) -> AffineMap | str:
@@ -91,11 +99,10 @@ def _gradients(one: Told, kind: str) -> Pair:
 
 def _numbers(one: Told, gradients: Gradients, kind: str) -> list[Tensor]:
     """Of a step of gradient descent at the learning rate 1; the measures do not hang on it."""
-    gradient = one.parts(gradients)
-    weight, bias = (None if t is None else -t for t in gradient)
-    sums = row_sums(one.rows, [(weight, bias)], one.needed, None if kind == "batch" else gradient)
-    others = interference(sums) if sums.others is not None else torch.full_like(sums.gg.sum(), math.nan)
-    return [*vars(summary(sums, sums.moved[0], 1.0)).values(), others, sums.used.sum(), (~sums.used).sum()]
+    sums = row_sums(one.rows, [], one.needed, one.parts(gradients.__getitem__))
+    assert sums.pull is not None
+    others = interference(sums) if kind != "batch" else torch.full_like(sums.gg.sum(), math.nan)
+    return [*vars(summary(sums, sums.pull.times(-1.0), 1.0)).values(), others, sums.used.sum(), (~sums.used).sum()]
 
 
 def _line(kind: str, one: Told, found: Sequence[float] | None, reason: str) -> Counterfactual:
@@ -114,19 +121,5 @@ def _line(kind: str, one: Told, found: Sequence[float] | None, reason: str) -> C
     )
 
 
-def _sign(parameter: Parameter, change: Change) -> float:
-    return -1.0 if parameter in change.before.maximized else 1.0
-
-
 def _norm(tensors: Mapping[Parameter, Tensor]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(t.double())) for t in tensors.values()))
-
-
-def _inner(gradients: Mapping[Parameter, Tensor], change: Mapping[Parameter, Tensor]) -> float:
-    products = []
-    for parameter, delta in change.items():
-        if parameter in gradients:
-            gradient = gradients[parameter]
-            gradient = gradient.to_dense() if gradient.is_sparse else gradient
-            products.append(float((gradient.double() * delta.double()).sum()))
-    return math.fsum(products)
+    return math.hypot(*(length for (length,) in transferred([[torch.linalg.vector_norm(t.double())] for t in tensors.values()])))

@@ -14,7 +14,7 @@ import torch
 from affine_divergence.diagnostics._about import about
 from affine_divergence.diagnostics._capture import Capture, suspended
 from affine_divergence.diagnostics._change import Before, Parameter
-from affine_divergence.diagnostics._counterfactual import counterfactuals, predicted, steps
+from affine_divergence.diagnostics._counterfactual import counterfactuals, inner, steps
 from affine_divergence.diagnostics._inputs import called_with
 from affine_divergence.diagnostics._layers import find_layers
 from affine_divergence.diagnostics._records import Counterfactual, Diagnosis, LossChange, Step
@@ -107,26 +107,26 @@ def diagnose(
             had = {p: p.grad.detach().clone() for p in model.parameters() if p.grad is not None}
             before = Before.of(optimizer, model.parameters())
             _step(optimizer, batch)
-            change = before.change()
             with torch.no_grad(), without_autocast():
-                told = stepped(model, capture, change, plain=plain, ranks=rank, had=had, scaled=False, sampled=_SAMPLED, kept=KEPT)
+                told = stepped(model, capture, before, plain=plain, ranks=rank, had=had, scaled=False, sampled=_SAMPLED, kept=KEPT)
             calls, capture.calls = told.calls, []
         start = float(loss.detach())
         of_corrections: Sequence[Counterfactual] = ()
         taken: Sequence[Step] = ()
         with torch.no_grad():
+            expected = inner(had, before.change, before.values)
             realised = batch.loss_again() - start
             if counterfactual:
                 with without_autocast():
                     of_corrections, directions = counterfactuals(calls)
-                taken = steps(directions, change, had, lambda δ: batch.loss_at(before, δ) - start)
+                taken = steps(directions, before, had, lambda δ: batch.loss_at(before, δ) - start)
     return Diagnosis(
         step=0,
         about=about(model, optimizer, plain=plain, training=model.training),
         coverage=told.coverage,
         rows=told.rows,
         checks=told.checks,
-        loss=LossChange(before=start, after=start + realised, predicted=predicted(had, change), realised=realised),
+        loss=LossChange(before=start, after=start + realised, predicted=expected, realised=realised),
         counterfactual=of_corrections,
         steps=taken,
         samples=told.samples,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from affine_divergence.diagnostics._change import Change, Parameter
+from affine_divergence.diagnostics._change import Parameter
 from affine_divergence.diagnostics._maps import Pair
 from affine_divergence.diagnostics._told import Told
 
@@ -36,8 +36,3 @@ def total(calls: Sequence[Told], of_call: Callable[[Told], Pair]) -> Gradients:
 def plain(one: Told) -> Pair:
     """Σ g_i row_iᵀ and Σ g_i: what gradient descent would follow without a correction of the gradient."""
     return one.rows.gradients(one.weight, one.needed)
-
-
-def descent(gradients: Gradients, change: Change) -> Gradients:
-    """−lr · ∂L/∂θ."""
-    return {p: -change.before.lr[p] * gradient for p, gradient in gradients.items()}

@@ -1,23 +1,25 @@
 # The measures of one call: sums over each row's output, then what is said of all rows (docs/maths.md, section 5).
 #
-# Layout: δz_i, g_i the change of row i and ∂L/∂z_i. A row sum is one float64 number for each row, flattened. Sums are made of few rows at a
-# time, so that neither δZ nor its products ever lie in memory whole.
+# Layout: δz_i, g_i the change of row i and ∂L/∂z_i; p_i = Σ_j G_ij g_j, by which plain gradient descent would move it, times −lr. A row sum
+# is one float64 number for each row, flattened. δZ and P are made a part at a time, their sums a block at a time, so that neither lies in
+# memory whole and what a product writes is read back from the cache.
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from affine_divergence.diagnostics._maps import AffineMap, Pair, floating
+from affine_divergence.diagnostics._maps import AffineMap, Pair
 from affine_divergence.diagnostics._quantiles import quantiles
 from affine_divergence.gradient._solve import solve_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PART = 2**18  # elements of z at a time: what a product writes is read back from the cache
+_PART = 2**20  # elements of z, of a product with the parameters
+_BLOCK = 2**15  # of a sum
 SHARES = (0.05, 0.5, 0.95)
 
 
@@ -30,14 +32,14 @@ class Rows:
     g: Tensor  # as the map's output, not its vectors
     axes: tuple[int, ...]
 
-    def parts(self) -> list[tuple[Tensor, Tensor]]:
+    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and vectors of g, a few rows or images at a time."""
-        per_row = self.g[:1].numel()
-        size = max(1, _PART // max(1, per_row))
-        return [(x, self.map.vectors(g)) for x, g in zip(self.x.split(size), self.g.split(size), strict=True)]
+        size = _number(self.g, _PART)
+        for x, g in zip(self.x.split(size), self.g.split(size), strict=True):
+            yield x, self.map.vectors(g)
 
     def gradients(self, weight: Tensor, needed: tuple[bool, bool]) -> Pair:
-        """What these rows add to the plain gradients."""
+        """What these rows add to the gradients."""
         return self.map.gradients(self.x, self.map.vectors(self.g), weight, needed)
 
 
@@ -47,16 +49,21 @@ class Moved(NamedTuple):
     dot: Tensor
     square: Tensor
 
+    def times(self, factor: float) -> Moved:
+        """Of the change times a factor."""
+        return Moved(factor * self.dot, factor**2 * self.square)
+
 
 @dataclass(frozen=True)
 class RowSums:
     """What is needed of each row."""
 
     gg: Tensor  # ‖g_i‖²
-    used: Tensor  # g_i is not exactly 0, and the layer can move row i
+    used: Tensor  # g_i is not exactly 0, and the parameters reach row i
     own: Tensor  # G_ii
-    others: Tensor | None  # ‖Σ_{j≠i} G_ij g_j‖
     moved: tuple[Moved, ...]  # of each change
+    pull: Moved | None  # of p
+    others: Tensor | None  # ‖p_i − G_ii g_i‖
 
 
 @dataclass(frozen=True)
@@ -76,28 +83,41 @@ class Summary:
 SUMMARY = tuple(field.name for field in fields(Summary))
 
 
-def row_sums(rows: Rows, changes: Sequence[Pair], needed: tuple[bool, bool], gradient: Pair | None) -> RowSums:
-    """Of each change of the parameters; what the other rows do, by the gradient where that is given."""
-    parts: list[list[Tensor]] = []
+def row_sums(rows: Rows, changes: list[Pair], needed: tuple[bool, bool], gradient: Pair | None) -> RowSums:
+    """Of each change of weight and bias; of p by the gradient of both, where that is given."""
+    axis, dtype = rows.map.axis, solve_dtype(rows.g.device)
+    columns: list[list[Tensor]] = []
     for x, g in rows.parts():
-        wide = g.to(solve_dtype(g.device))
-        used, movable = (wide != 0).any(rows.map.axis), rows.map.movable(x)
-        own = rows.map.self_term(x, g, needed).to(wide.dtype)
-        sums = [_sum(wide, wide, rows.map.axis), (used if movable is None else used & movable).to(wide.dtype), own]
-        if gradient is not None:
-            others = rows.map.product(x, *gradient).to(wide.dtype) - own.unsqueeze(rows.map.axis) * wide
-            sums.append(_sum(others, others, rows.map.axis).sqrt())
-        for change in changes:
-            if change == (None, None):
-                sums += [torch.zeros_like(sums[0])] * 2
-                continue
-            delta = rows.map.product(x, *change).to(wide.dtype)
-            sums += [_sum(delta, wide, rows.map.axis), _sum(delta, delta, rows.map.axis)]
-        parts.append([s.flatten() for s in sums])
-    joined = [torch.cat(column) for column in zip(*parts, strict=True)]
-    gg, used, own = joined[:3]
-    others, rest = (joined[3], joined[4:]) if gradient is not None else (None, joined[3:])
-    return RowSums(gg, used != 0, own, others, tuple(Moved(*pair) for pair in zip(rest[::2], rest[1::2], strict=True)))
+        own = rows.map.self_term(x, g, needed).to(dtype)
+        movable = rows.map.movable(x)
+        products = [rows.map.product(x, *change) for change in (*changes, *([gradient] if gradient is not None else []))]
+        size = _number(g, _BLOCK)
+        blocks = zip(*(t.split(size) for t in (g, own, *products)), strict=True)
+        sums = [_sums(*block, axis=axis, dtype=dtype) for block in blocks]
+        joined = [torch.cat([s.flatten() for s in column]) for column in zip(*sums, strict=True)]
+        used = joined[0] != 0
+        columns.append([used if movable is None else used & movable, own.flatten(), *joined[1:]])
+    used, own, gg, *pairs, others = (torch.cat(column) for column in zip(*columns, strict=True))
+    moved = [Moved(*pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
+    pull = moved.pop() if gradient is not None else None
+    return RowSums(gg, used, own, tuple(moved), pull, None if pull is None else others)
+
+
+def _sums(g: Tensor, own: Tensor, *products: Tensor, axis: int, dtype: torch.dtype) -> list[Tensor]:
+    """Whether g is not 0, ‖g‖², dot and square of each product, and the length of the last one without its own part."""
+    exact = g.dtype == dtype
+    g = g.to(dtype)
+    gg = (g * g).sum(axis)
+    sums = [(g != 0).any(axis) if exact else gg, gg]  # of float32 no square vanishes in float64
+    for product in products:
+        product = product.to(dtype)
+        sums += [(product * g).sum(axis), (product * product).sum(axis)]
+    if exact:
+        rest = product - own.unsqueeze(axis) * g
+        others = (rest * rest).sum(axis)
+    else:  # three sums that are there: they lose less than a product in float32 has lost
+        others = (sums[-1] - 2 * own * sums[-2] + own.square() * gg).clamp(min=0.0)
+    return [*sums, others.sqrt()]
 
 
 def multipliers(sums: RowSums, moved: Moved, lr: float) -> Tensor:
@@ -119,22 +139,27 @@ def summary(sums: RowSums, moved: Moved, lr: float) -> Summary:
     mean = torch.where(used, m, 0.0).sum() / number
     deviation = (torch.where(used, (m - mean).square(), 0.0).sum() / number).sqrt()
     dot, square, gg = (torch.where(used, t, 0.0).sum() for t in (moved.dot, moved.square, sums.gg))
+    low, median, high = quantiles(m, used, SHARES)
     return Summary(
-        *quantiles(m, used, SHARES),
+        multiplier_p5=low,
+        multiplier_median=median,
+        multiplier_p95=high,
         multiplier_mean=mean,
         multiplier_cv=deviation / mean.abs(),
         alignment_median=quantiles(alignments(sums, moved), used, (0.5,))[0],
-        below_zero=(used & (moved.dot > 0)).sum() / number,
+        below_zero=(used & (moved.dot > 0)).sum().to(dot.dtype) / number,
         efficiency=dot / (square.sqrt() * gg.sqrt()),
     )
 
 
 def interference(sums: RowSums) -> Tensor:
-    """Σ_i ‖g_i‖·‖Σ_{j≠i} G_ij g_j‖ / Σ_i G_ii ‖g_i‖²."""
-    assert sums.others is not None
+    """Σ_i ‖g_i‖·‖Σ_{j≠i} G_ij g_j‖ / Σ_i G_ii ‖g_i‖²; NaN where p is not known."""
+    if sums.others is None:
+        return torch.full_like(sums.gg.sum(), torch.nan)
     above = torch.where(sums.used, sums.gg.sqrt() * sums.others, 0.0).sum()
     return above / torch.where(sums.used, sums.own * sums.gg, 0.0).sum()
 
 
-def _sum(a: Tensor, b: Tensor, axis: int) -> Tensor:
-    return (a * b).sum(axis)
+def _number(t: Tensor, elements: int) -> int:
+    """How many rows or images have so many elements."""
+    return max(1, elements // max(1, t[:1].numel()))

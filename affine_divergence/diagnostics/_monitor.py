@@ -162,13 +162,12 @@ class Monitor:
 
     @torch.no_grad()
     def _log(self, before: Before) -> None:
-        change = before.change()
         had = {p: p.grad for p in before.values if p.grad is not None}
         with without_autocast():
             told = stepped(
                 self._model,
                 self._capture,
-                change,
+                before,
                 plain=self._plain,
                 ranks=False,
                 had=had,

@@ -20,7 +20,7 @@ def quantiles(values: Tensor, used: Tensor, shares: Sequence[float]) -> Tensor:
 
 def _by_partition(values: Tensor, used: Tensor, shares: Sequence[float]) -> Tensor:
     # 65,536 rows: 0.6 ms, where torch.sort takes 4.
-    chosen = values[used].numpy()
+    chosen = (values if bool(used.all()) else values[used]).numpy()
     if not len(chosen) or np.isnan(chosen).any():
         return values.new_full((len(shares),), torch.nan)
     places = np.asarray(shares) * (len(chosen) - 1)

@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from affine_divergence.diagnostics._change import Change, Parameter
-from affine_divergence.diagnostics._gradients import Gradients, descent
+from affine_divergence.diagnostics._change import Before, Parameter
+from affine_divergence.diagnostics._gradients import Gradients
 from affine_divergence.diagnostics._measures import SHARES, SUMMARY, RowSums, interference, row_sums, summary
 from affine_divergence.diagnostics._quantiles import quantiles
 from affine_divergence.diagnostics._rank import rank
@@ -33,22 +33,22 @@ class Account:
     rank_limit: int | None
 
 
-def account(one: Told, change: Change, gradients: Gradients | None, *, ranks: bool) -> Account:
+def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bool) -> Account:
     """The measures of a call; those of the plain gradient where it is given."""
-    lr = change.before.lr[one.leading().parameter]
-    own = one.parts(change.by_parameter)
-    changes, gradient = [own], None
-    if gradients is not None:
-        gradient = one.parts(gradients)
-        changes.append(one.parts(descent(gradients, change)))
-    sums = row_sums(one.rows, changes, one.needed, gradient)
+    lr = before.lr[one.leading().parameter]
+    own = one.parts(before.change)
+    gradient = None if gradients is None else one.parts(gradients.__getitem__)
+    apart = gradients is not None and one.rates(before) != {lr}
+    descended = one.parts(lambda p: -before.lr[p] * gradients[p]) if apart and gradients is not None else None
+    sums = row_sums(one.rows, [own] if descended is None else [own, descended], one.needed, gradient)
     numbers = dict(vars(summary(sums, sums.moved[0], lr)))
-    numbers["update_ratio"] = _ratio(own, one, change)
+    numbers["update_ratio"] = _ratio(own, one, before)
     numbers.update(zip(("self_term_p5", "self_term_median", "self_term_p95"), quantiles(sums.own, sums.used, SHARES), strict=True))
     numbers["rows"] = sums.used.sum()
-    if gradients is not None:
-        numbers.update({f"{name}_plain": number for name, number in vars(summary(sums, sums.moved[1], lr)).items()})
-        numbers["update_ratio_plain"] = _ratio(changes[1], one, change)
+    if sums.pull is not None and gradient is not None:
+        plain = sums.pull.times(-lr) if descended is None else sums.moved[1]
+        numbers.update({f"{name}_plain": number for name, number in vars(summary(sums, plain, lr)).items()})
+        numbers["update_ratio_plain"] = abs(lr) * _ratio(gradient, one, before)
         numbers["interference"] = interference(sums)
     limit = None
     if ranks:
@@ -56,13 +56,13 @@ def account(one: Told, change: Change, gradients: Gradients | None, *, ranks: bo
     return Account(one, sums, lr, numbers, limit)
 
 
-def rows_of(accounts: Sequence[Account], wrong: dict[str, str], names: dict[Parameter, str]) -> list[Row]:
+def rows_of(accounts: Sequence[Account], wrong: Mapping[str, str], names: Mapping[Parameter, str]) -> list[Row]:
     """The rows, with verdicts; wrong is what the self-check said, by parameter."""
     found = transferred([[*one.numbers.values()] for one in accounts])
     return [_row(one, dict(zip(one.numbers, values, strict=True)), wrong, names) for one, values in zip(accounts, found, strict=True)]
 
 
-def _row(one: Account, found: dict[str, float], wrong: dict[str, str], names: dict[Parameter, str]) -> Row:
+def _row(one: Account, found: Mapping[str, float], wrong: Mapping[str, str], names: Mapping[Parameter, str]) -> Row:
     values: dict[str, Any] = {name: math.nan for name in (*SUMMARY, "update_ratio")} | {f"{name}_plain": math.nan for name in (*SUMMARY, "update_ratio")}
     values |= {"interference": math.nan, **found}
     values["rows"] = int(found["rows"])
@@ -77,9 +77,9 @@ def _row(one: Account, found: dict[str, float], wrong: dict[str, str], names: di
     )
 
 
-def _ratio(change: tuple[Tensor | None, Tensor | None], one: Told, of: Change) -> Tensor:
+def _ratio(change: tuple[Tensor | None, Tensor | None], one: Told, before: Before) -> Tensor:
     """‖δW‖/‖W‖, of the bias where the weight is frozen."""
-    before = one.parts(of.before.values)
-    delta, old = next((pair for pair in zip(change, before, strict=True) if pair[0] is not None))
+    delta, old = next(pair for pair in zip(change, one.parts(before.values.__getitem__), strict=True) if pair[0] is not None)
     assert old is not None
-    return torch.linalg.vector_norm(delta) / torch.linalg.vector_norm(old)
+    ratio: Tensor = torch.linalg.vector_norm(delta) / torch.linalg.vector_norm(old)
+    return ratio

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from affine_divergence.diagnostics._capture import Capture
-from affine_divergence.diagnostics._change import Change, Parameter
+from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._coverage import coverage, fired_of
-from affine_divergence.diagnostics._check import check
+from affine_divergence.diagnostics._check import Compared, checks, compared
 from affine_divergence.diagnostics._gradients import plain as plain_gradient, total
 from affine_divergence.diagnostics._records import VERDICTS, Check, Coverage, Row, Samples
 from affine_divergence.diagnostics._samples import samples_of
-from affine_divergence.diagnostics._step import account, rows_of
-from affine_divergence.diagnostics._told import Told, told
+from affine_divergence.diagnostics._step import Account, account, rows_of
+from affine_divergence.diagnostics._told import Told, families, told
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class Stepped(NamedTuple):
 def stepped(
     model: torch.nn.Module,
     capture: Capture,
-    change: Change,
+    before: Before,
     *,
     plain: bool,
     ranks: bool,
@@ -46,15 +46,22 @@ def stepped(
     compiled: bool = False,
 ) -> Stepped:
     """Every call measured. had: the gradients of the parameters, up to a factor where scaled; sampled: how many calls have samples."""
-    calls, failed = told(capture.in_order(), change.before, loss_scale)
+    calls, failed = told(capture.in_order(), before, loss_scale)
     names = {p: name for name, p in model.named_parameters()}
-    gradients = total(calls, plain_gradient) if plain else None
-    accounts = [account(one, change, gradients, ranks=ranks) for one in calls]
-    checks = [] if gradients is None else check(accounts, gradients, had, names, change, scaled=scaled)
-    rows = rows_of(accounts, {one.parameter: one.reason for one in checks if not one.ok}, names)
+    accounts: dict[int, Account] = {}
+    comparisons: list[Compared] = []
+    for family in families(calls):  # whose gradients are in memory together, and no others
+        gradients = total(family, plain_gradient) if plain else None
+        of_family = [account(one, before, gradients, ranks=ranks) for one in family]
+        accounts.update((id(one.told), one) for one in of_family)
+        if gradients is not None:
+            comparisons += compared(of_family, gradients, had, before)
+    checked = checks(comparisons, names, scaled=scaled)
+    in_order = [accounts[id(one)] for one in calls]
+    rows = rows_of(in_order, {one.parameter: one.reason for one in checked if not one.ok}, names)
     worst = sorted(range(len(rows)), key=lambda place: VERDICTS.index(rows[place].verdict))[:sampled]
     lines = coverage(model, capture.found, capture.forwards, fired_of(capture.calls), failed, compiled=compiled)
-    return Stepped(lines, rows, checks, [samples_of(accounts[place], kept) for place in worst], calls)
+    return Stepped(lines, rows, checked, [samples_of(in_order[place], kept) for place in worst], calls)
 
 
 @contextmanager

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,19 +31,34 @@ class Told:
     weight: Tensor  # as it was before the step
     narrow: bool  # computed in float16 or bfloat16
 
-    def parts(self, tensors: dict[Parameter, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """What there is for weight and bias of the layer, in the dtype of the rows; of a change its change."""
+    def parts(self, of: Callable[[Parameter], Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """What there is of the parameters for weight and bias of the layer, in the dtype of the rows; None of what does not change."""
         weight, bias = (
-            part.of(tensors[part.parameter]).to(self.rows.g.dtype) if part is not None and needed else None
+            part.of(of(part.parameter)).to(self.rows.g.dtype) if part is not None and needed else None
             for part, needed in zip(self.layer.parts, self.needed, strict=True)
         )
         return weight, bias
+
+    def rates(self, before: Before) -> set[float]:
+        """The learning rates of what changes."""
+        return {before.lr[part.parameter] for part, needed in zip(self.layer.parts, self.needed, strict=True) if part is not None and needed}
 
     def leading(self) -> Part:
         """The weight, where it changes; else the bias."""
         part = self.layer.weight if self.needed[0] else self.layer.bias
         assert part is not None
         return part
+
+
+def families(calls: Sequence[Told]) -> list[list[Told]]:
+    """The calls whose layers share a parameter, together: nearly always those of one layer."""
+    found: list[tuple[set[Parameter], list[Told]]] = []
+    for one in calls:
+        parameters = {part.parameter for part in one.layer.parts if part is not None}
+        joined = [family for family in found if family[0] & parameters]
+        found = [family for family in found if not family[0] & parameters]
+        found.append((parameters.union(*(family[0] for family in joined)), [*(c for family in joined for c in family[1]), one]))
+    return [family for _, family in found]
 
 
 def told(calls: Iterable[Call], before: Before, loss_scale: float = 1.0) -> tuple[list[Told], dict[str, str]]:

@@ -1,5 +1,6 @@
 # Measurements, each side by side with what it is against.
 from ._corrections import corrections as corrections
+from ._diagnosis import diagnosis as diagnosis
 from ._layers import layers as layers
 from ._steps import step_seconds as step_seconds
 from ._training import training as training
