@@ -150,6 +150,10 @@ class Diagnosis:
     """What one training step does to the activations of every layer that can be measured. Prints as a table with verdicts.
 
     `rows` are in the order of the calls; `coverage` says what was measured, and why the rest was not.
+
+    >>> print(Diagnosis(step=300, about={"model": "Net"}, coverage=(), rows=()))  # doctest: +ELLIPSIS
+    Diagnosis of step 300
+    Measured: 0 modules, 0 calls...
     """
 
     step: int
