@@ -9,6 +9,7 @@ from typing import Any
 
 import diagnosis_oracles as oracles
 import torch
+import transformers
 from split_attention import split
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -200,6 +201,7 @@ def _linear() -> Iterator[tuple[str, Case]]:
     yield "reused", case(Reused, rows(6, 4))
     yield "two losses", case(TwoLosses, rows(6, 5))
     yield "inputs by keyword", case(Mlp, {"x": rows(6, 5)})
+    yield "weight transposed", case(then_tanh(transformers.pytorch_utils.Conv1D, 4, 5), rows(2, 3, 5))
     yield "strided input", case(then_tanh(nn.Linear, 5, 4), rows(6, 10)[:, ::2])
 
 
@@ -240,6 +242,7 @@ def _embeddings() -> Iterator[tuple[str, Case]]:
     yield "embedding sum loss", case(lambda: Words(tied=False), tokens, labels, summed)
     yield "embedding ignored labels", case(lambda: Words(tied=False), tokens, ignored, entropy)
     yield "embedding padding", case(lambda: Words(tied=False, padding_idx=1), tokens, labels, entropy)
+    yield "embedding of sparse gradients", case(lambda: Words(tied=False, sparse=True), tokens, labels, entropy)
     yield "embedding tied to the head", case(lambda: Words(tied=True), tokens, labels, entropy)
 
 

@@ -207,27 +207,28 @@ def others_by_gram(calls: list[Call], i: int) -> Tensor:
 
 
 def measured(change: Tensor, g: Tensor, rate: float) -> Row:
-    """The measures of what rows were changed by, row by row; rows of g that are 0 are left out."""
-    kept = [(dz, up) for dz, up in zip(change, g, strict=True) if up.count_nonzero()]
-    slopes = [float(dz @ up) for dz, up in kept]
-    m = np.array([-slope / (rate * float(up @ up)) for slope, (_, up) in zip(slopes, kept, strict=True)])
-    cosines = [-slope / float(dz.norm() * up.norm()) if dz.count_nonzero() else 0.0 for slope, (dz, up) in zip(slopes, kept, strict=True)]
-    lengths = math.sqrt(sum(float(dz @ dz) for dz, _ in kept)) * math.sqrt(sum(float(up @ up) for _, up in kept))
+    """The measures of what rows were changed by; rows of g that are 0 are left out."""
+    kept = g.count_nonzero(1) > 0
+    dz, g = change[kept], g[kept]
+    slopes, lengths, steep = ((a * b).sum(1).numpy() for a, b in ((dz, g), (dz, dz), (g, g)))
+    m = -slopes / (rate * steep)
+    still = lengths == 0
+    cosines = np.where(still, 0.0, -slopes / np.sqrt(np.where(still, 1.0, lengths) * steep))
     row = {f"multiplier_{key}": float(np.percentile(m, q, method="linear")) for key, q in (("p5", 5), ("median", 50), ("p95", 95))}
     row |= {"multiplier_mean": float(m.mean()), "multiplier_cv": float(m.std() / abs(m.mean())) if m.mean() else math.nan}
     row["alignment_median"] = float(np.median(cosines))
-    row["below_zero"] = sum(slope > 0 for slope in slopes) / len(slopes)
-    row["efficiency"] = sum(slopes) / lengths if lengths else math.nan
+    row["below_zero"] = float((slopes > 0).mean())
+    row["efficiency"] = float(slopes.sum() / np.sqrt(lengths.sum() * steep.sum())) if lengths.any() else math.nan
     return row
 
 
 def of_gram(terms: Tensor, others: Tensor, g: Tensor) -> Row:
     """Interference, the percentiles of G_ii, and the count of rows."""
-    kept = [(float(t), o, up) for t, o, up in zip(terms, others, g, strict=True) if up.count_nonzero()]
-    alone = np.array([t for t, _, _ in kept])
+    kept = g.count_nonzero(1) > 0
+    alone = terms[kept].numpy()
     row = {f"self_term_{key}": float(np.percentile(alone, q, method="linear")) for key, q in (("p5", 5), ("median", 50), ("p95", 95))}
-    row["interference"] = sum(float(up.norm() * o.norm()) for _, o, up in kept) / sum(t * float(up @ up) for t, _, up in kept)
-    return row | {"rows": len(kept), "masked": len(g) - len(kept)}
+    row["interference"] = float((g.norm(dim=1) * others.norm(dim=1))[kept].sum() / (terms * g.square().sum(1))[kept].sum())
+    return row | {"rows": int(kept.sum()), "masked": int((~kept).sum())}
 
 
 def rank(call: Call) -> tuple[int, int]:

@@ -16,9 +16,14 @@ import affine_divergence as ad
 
 STRUCTURAL = ("affine-like", "norm-like")
 PLAIN = {
-    name: case
-    for name, case in CASES.items()
-    if case.optimise is sgd and not name.startswith(("affine", "norm", "patch", "embedding", "sample", "batch"))
+    name: CASES[name]
+    for name in (
+        *("linear 2-D", "linear 3-D", "linear without bias", "one row", "more rows than inputs", "rows that repeat"),
+        *("frozen weight", "frozen bias", "reused", "two losses", "conv1d", "conv1d groups dilation", "conv1d same even"),
+        *("conv2d stride that floors", "conv2d depthwise", "conv2d reflect", "conv2d frozen weight", "conv2d frozen bias", "conv3d"),
+        *("transposed 1d", "transposed 2d", "convolutions and a head", "attention padded", "cross attention of other sizes"),
+        *("attention partly frozen",),
+    )
 }
 
 

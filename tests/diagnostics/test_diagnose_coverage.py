@@ -190,9 +190,9 @@ def test_a_compiled_model_is_measured_or_listed_and_never_zeros(whole: bool) -> 
     torch.compiler.reset()
     model = Mlp(inplace=False).double()
     twin = copy.deepcopy(model)
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="eager")
     if not whole:
-        model.compile(backend="aot_eager")
+        model.compile(backend="eager")
         compiled = model
     compiled(X)
     found = ad.diagnose(compiled, X, None, bent, optimizer=sgd(model))
@@ -211,7 +211,7 @@ def test_a_compiled_model_is_measured_or_listed_and_never_zeros(whole: bool) -> 
 def test_a_monitor_of_a_compiled_model_says_that_no_hook_fired() -> None:
     torch.compiler.reset()
     model = Mlp(inplace=False)
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="eager")
     optimizer = sgd(model)
     compiled(X.float()).sum().backward()
     with ad.Monitor(model, optimizer, every=1) as monitor:

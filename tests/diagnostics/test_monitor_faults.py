@@ -49,7 +49,7 @@ def test_forwards_without_a_backward_leave_nothing_behind() -> None:
         assert {(row.module, row.call, row.rows + row.masked) for row in monitor.last.rows} == {("first", 0, 6), ("second", 0, 6)}
 
 
-@pytest.mark.parametrize(("every", "steps"), [(50, 1000), (1, 100)])
+@pytest.mark.parametrize(("every", "steps"), [(50, 1000), (1, 60)])
 def test_nothing_grows_over_a_thousand_steps(every: int, steps: int) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -54,7 +54,7 @@ def test_the_numbers_of_a_step_in_the_middle_of_a_training_are_the_oracles(
     twin = copy.deepcopy(model)
     optimizer, of_twin = optimise(model), optimise(twin)
     with ad.Monitor(model, optimizer, every=1) as monitor:
-        for _ in range(3):
+        for _ in range(2):
             optimizer.zero_grad()
             if loss is _accumulated:
                 (bent(model(rows(5, 5, seed=3))) / 2).backward()
