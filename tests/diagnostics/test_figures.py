@@ -102,8 +102,8 @@ def test_several_calls_of_a_module_are_told_apart() -> None:
 
 
 def test_a_name_is_no_formula() -> None:
-    figure = multiplier_figure(made.diagnosis(rows=(made.row("price_$x^{"), made.row("$"))))
-    assert "price_$x^{" in svg(figure)
+    figure = multiplier_figure(made.diagnosis(rows=(made.row("price_$x^{$"),)))
+    assert "price_$x^{$" in svg(figure)
 
 
 def test_the_heat_map_holds_each_alignment_at_its_step_and_nothing_where_none_was_measured() -> None:
