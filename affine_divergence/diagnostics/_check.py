@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _NARROW = 5e-2  # of float16 and bfloat16
 _MARGIN = 16.0
+_PART = 2**17  # numbers compared at a time
 
 
 class Compared(NamedTuple):
@@ -93,11 +94,12 @@ def _roundings(accounts: Sequence[Account]) -> dict[Parameter, Tensor]:
 
 def _numbers(predicted: Tensor, actual: Tensor, sign: float) -> list[Tensor]:
     """The predicted length, the relative error and the cosine; no error and 1 where both are 0."""
-    actual = sign * (actual.to_dense() if actual.is_sparse else actual)
-    dtype = solve_dtype(actual.device)
-    predicted, actual = predicted.to(dtype), actual.to(dtype)
-    lengths = torch.linalg.vector_norm(predicted), torch.linalg.vector_norm(actual)
-    none = (lengths[0] == 0) & (lengths[1] == 0)
-    error = torch.linalg.vector_norm(predicted - actual) / lengths[1]
-    cosine = (predicted * actual).sum() / (lengths[0] * lengths[1])
-    return [lengths[0], torch.where(none, 0.0, error), torch.where(none, 1.0, cosine.clamp(-1.0, 1.0))]
+    actual = actual.to_dense() if actual.is_sparse else actual
+    sums = torch.zeros(4, dtype=solve_dtype(actual.device), device=actual.device)
+    for p, a in zip(predicted.reshape(-1).split(_PART), actual.reshape(-1).split(_PART), strict=True):
+        p, a = p.to(sums.dtype), sign * a.to(sums.dtype)
+        sums += torch.stack([p.dot(p), a.dot(a), p.dot(a), (p - a).square_().sum()])
+    pp, aa, pa, rest = sums
+    none = (pp == 0) & (aa == 0)
+    error, cosine = (rest / aa).sqrt(), pa / (pp.sqrt() * aa.sqrt())
+    return [pp.sqrt(), torch.where(none, 0.0, error), torch.where(none, 1.0, cosine.clamp(-1.0, 1.0))]
