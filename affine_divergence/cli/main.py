@@ -22,7 +22,7 @@ from affine_divergence.lab.errors import BadInputError, StudyFailedError
 
 app = cyclopts.App(
     name="affdiv",
-    help="Experiments on the affine divergence: run a study, report it, measure the layers.",
+    help="The affine divergence: diagnose a model, run a study, report it, measure the layers.",
     version=affine_divergence.__version__,
     result_action="return_value",
     help_format="plaintext",

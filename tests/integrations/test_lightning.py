@@ -21,6 +21,7 @@ from affine_divergence.diagnostics import load
 from affine_divergence.integrations.lightning import MonitorCallback
 
 STEPS = 5
+QUIET: Any = {"accelerator": "cpu", "enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
 # Lightning's advice on small runs: workers for the data, the length of an epoch; and what it calls of torch that torch deprecates.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
@@ -74,9 +75,8 @@ def module(base: type = pl.LightningModule, fails_at: int | None = None, optimiz
 
 
 def fit(model: Any, callbacks: list[Any], trainer: type = pl.Trainer, **options: Any) -> None:
-    quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
     loader = torch.utils.data.DataLoader(batches(), batch_size=None)
-    trainer(**{"accelerator": "cpu", "max_epochs": 1, "logger": False, **quiet, **options}, callbacks=callbacks).fit(model, loader)
+    trainer(**{**QUIET, "max_epochs": 1, "logger": False, **options}, callbacks=callbacks).fit(model, loader)
 
 
 def in_a_loop(net: nn.Module, path: Path, track: Callable[..., object] | None = None, every: int = 2) -> None:
@@ -134,6 +134,15 @@ def test_after_an_error_in_the_training_nothing_stays_on_the_model() -> None:
     with pytest.raises(RuntimeError, match="out of luck"):
         fit(model, [MonitorCallback(1)])
     assert hooks(model) == 0
+
+
+def test_a_training_that_goes_on_is_logged_at_the_trainers_own_step() -> None:
+    trainer = pl.Trainer(**QUIET, logger=(logger := Kept()), max_epochs=1, callbacks=[MonitorCallback(2)])
+    loader = torch.utils.data.DataLoader(batches(), batch_size=None)
+    trainer.fit(model := module(), loader)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(model, loader)
+    assert [step for step, values in logger.entries if "affine_divergence/alignment" in values] == [0, 2, 4, 5, 7, 9]
 
 
 def test_log_false_logs_nothing() -> None:
