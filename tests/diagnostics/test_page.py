@@ -15,7 +15,7 @@ import pytest
 from affine_divergence.diagnostics._page import worst_samples, write_page
 from affine_divergence.diagnostics._records import Diagnosis
 
-VOID = {"meta", "img"}
+VOID = {"meta", "img", "wbr"}
 
 
 class Reader(HTMLParser):
@@ -33,6 +33,7 @@ class Reader(HTMLParser):
         self.links += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
         if tag not in VOID:
             self.open.append(tag)
+            self.words.append(" ")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -51,7 +52,7 @@ def read(tmp_path: Path, *diagnoses: Diagnosis) -> Reader:
 
 
 def said(reader: Reader) -> str:
-    return " ".join(" ".join(reader.words).split())
+    return " ".join("".join(reader.words).split())
 
 
 def test_the_page_needs_nothing_beside_itself(tmp_path: Path) -> None:
