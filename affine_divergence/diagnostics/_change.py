@@ -24,10 +24,11 @@ class Before:
     values: dict[Parameter, Tensor]
     lr: dict[Parameter, float]  # NaN where a group has none
     maximized: frozenset[Parameter]
+    spent: dict[Parameter, Tensor] | None = None  # changes that have taken the place of values, to save memory
 
     @staticmethod
-    def of(optimizer: torch.optim.Optimizer, parameters: Iterable[Parameter]) -> Before:
-        """Copies of the values."""
+    def of(optimizer: torch.optim.Optimizer, parameters: Iterable[Parameter], *, once: bool = False) -> Before:
+        """Copies of the values; once: to be asked for changes while the parameters are as the step left them, and then dropped."""
         wanted = set(parameters)
         lr: dict[Parameter, float] = {}
         maximized = set()
@@ -38,14 +39,25 @@ class Before:
                     lr[parameter] = rate
                     if group.get("maximize", False):
                         maximized.add(parameter)
-        return Before({p: p.detach().clone() for p in lr}, lr, frozenset(maximized))
-
-    def changed(self) -> dict[Parameter, Tensor]:
-        """The change of all of them, in float32 or wider."""
-        return {p: self.change(p) for p in self.values}
+        return Before({p: p.detach().clone() for p in lr}, lr, frozenset(maximized), {} if once else None)
 
     def change(self, parameter: Parameter) -> Tensor:
-        """Of one of them, against what it is now."""
-        now, old = parameter.detach(), self.values[parameter]
-        dtype = wide_dtype(now.dtype)
-        return now.to(dtype) - old.to(dtype)
+        """Of a parameter, against what it is now, in float32 or wider."""
+        if self.spent is None:
+            return _difference(parameter, self.values[parameter])
+        if parameter not in self.spent:
+            old = self.values[parameter]
+            in_place = old.dtype == wide_dtype(old.dtype) and old.layout == torch.strided
+            self.spent[parameter] = torch.sub(parameter.detach(), old, out=old) if in_place else _difference(parameter, old)
+        return self.spent[parameter]
+
+    def old(self, parameter: Parameter) -> Tensor:
+        """What it was."""
+        if self.spent is None or parameter not in self.spent:
+            return self.values[parameter]
+        return parameter.detach() - self.spent[parameter]
+
+
+def _difference(parameter: Parameter, old: Tensor) -> Tensor:
+    dtype = wide_dtype(old.dtype)
+    return parameter.detach().to(dtype) - old.to(dtype)

@@ -18,7 +18,7 @@ from affine_divergence.gradient._solve import solve_dtype
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PART = 2**20  # elements of z, of a product with the parameters
+_PART = 2**19  # elements of z, of a product with the parameters
 _BLOCK = 2**16  # of a sum
 _SMALL, _LARGE = 1e-30, 1e36  # between which sums of squares are right in float32
 SHARES = (0.05, 0.5, 0.95)

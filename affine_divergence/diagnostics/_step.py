@@ -79,7 +79,7 @@ def _row(one: Account, found: Mapping[str, float], wrong: Mapping[str, str], nam
 
 def _ratio(change: tuple[Tensor | None, Tensor | None], one: Told, before: Before) -> Tensor:
     """‖δW‖/‖W‖, of the bias where the weight is frozen."""
-    delta, old = next(pair for pair in zip(change, one.parts(before.values.__getitem__), strict=True) if pair[0] is not None)
+    delta, old = next(pair for pair in zip(change, one.parts(before.old), strict=True) if pair[0] is not None)
     assert old is not None
     ratio: Tensor = torch.linalg.vector_norm(delta) / torch.linalg.vector_norm(old)
     return ratio

@@ -28,7 +28,7 @@ class Told:
     number: int
     rows: Rows
     needed: tuple[bool, bool]
-    weight: Tensor  # as it was before the step
+    weight: Tensor  # for its shape: of now
     narrow: bool  # computed in float16 or bfloat16
 
     def parts(self, of: Callable[[Parameter], Tensor]) -> tuple[Tensor | None, Tensor | None]:
@@ -82,10 +82,9 @@ def told(calls: Iterable[Call], before: Before, loss_scale: float = 1.0) -> tupl
         assert layer.weight is not None
         sign = -1.0 if leading.parameter in before.maximized else 1.0
         rows = _rows(call, sign / loss_scale)
-        old = before.values.get(layer.weight.parameter, layer.weight.parameter.detach())
         assert call.g is not None
         narrow = call.g.dtype.itemsize < 4
-        ready.append(Told(layer, number, rows, needed, layer.weight.of(old).to(rows.g.dtype), narrow))
+        ready.append(Told(layer, number, rows, needed, layer.weight.of(layer.weight.parameter.detach()).to(rows.g.dtype), narrow))
     return ready, failed
 
 
