@@ -6,8 +6,17 @@ from typing import Any
 import torch
 
 
-def about(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, plain: bool, training: bool, loss_scale: float = 1.0) -> dict[str, Any]:
-    """By plain values that JSON can hold."""
+def about(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    plain: bool,
+    training: bool,
+    inputs: dict[str, int],
+    assumed: bool = False,
+    loss_scale: float = 1.0,
+) -> dict[str, Any]:
+    """By plain values that JSON can hold; assumed: the optimiser and its rate were not given, inputs: d by layer."""
     rates = sorted({float(group["lr"]) for group in optimizer.param_groups if "lr" in group})
     return {
         "model": type(model).__name__,
@@ -15,8 +24,10 @@ def about(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, plain: bo
         "mode": "train" if training else "eval",
         "optimizer": type(optimizer).__name__,
         "lr": rates,
+        "lr assumed": assumed,
         "plain": plain,
         "loss scale": loss_scale,
+        "inputs": inputs,
         "scope": "each layer's own parameters, first order",
         "torch": torch.__version__,
     }

@@ -35,7 +35,8 @@ def _of_tokens(map_: EmbeddingMap, x: Tensor, g: Tensor, weight: Tensor, damping
     # X̃ᵀX̃ is the diagonal of how often each token occurs, and the mean squared length of the rows 1.
     total = map_.gradients(x, g, weight, (True, False))[0]
     assert total is not None
-    return total / (torch.bincount(x, minlength=len(weight)) + damping).unsqueeze(1).to(total.dtype).clamp(min=torch.finfo(total.dtype).tiny)
+    counts = torch.bincount(x, minlength=len(weight)).unsqueeze(1).to(total.dtype)
+    return total / (counts + damping)
 
 
 def _of_transposed(map_: ConvMap, x: Tensor, g: Tensor, weight: Tensor, needed: Needed, damping: float) -> Pair:

@@ -30,7 +30,7 @@ class Call:
         self.layer, self.x, self.options, self.round, self.sequence = layer, x.detach(), options, round_, sequence
         self.g: Tensor | None = None
         self.task = -1
-        self._versions = (_version(x), None)
+        self._versions: tuple[int | None, int | None] = (_version(x), None)
 
     def arrive(self, g: Tensor, task: int) -> None:
         """A gradient at the output; several of one call, as of two losses, are one sum."""

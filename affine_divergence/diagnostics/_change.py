@@ -24,11 +24,15 @@ class Before:
     values: dict[Parameter, Tensor]
     lr: dict[Parameter, float]  # NaN where a group has none
     maximized: frozenset[Parameter]
+    assumed: bool = False  # the learning rate: it was not given
     spent: dict[Parameter, Tensor] | None = None  # changes that have taken the place of values, to save memory
 
     @staticmethod
-    def of(optimizer: torch.optim.Optimizer, parameters: Iterable[Parameter], *, once: bool = False) -> Before:
-        """Copies of the values; once: to be asked for changes while the parameters are as the step left them, and then dropped."""
+    def of(optimizer: torch.optim.Optimizer, parameters: Iterable[Parameter], *, assumed: bool = False, once: bool = False) -> Before:
+        """Copies of the values; assumed: nobody gave a learning rate.
+
+        With once it is asked for changes only while the parameters are as the step left them, and dropped then.
+        """
         wanted = set(parameters)
         lr: dict[Parameter, float] = {}
         maximized = set()
@@ -39,7 +43,7 @@ class Before:
                     lr[parameter] = rate
                     if group.get("maximize", False):
                         maximized.add(parameter)
-        return Before({p: p.detach().clone() for p in lr}, lr, frozenset(maximized), {} if once else None)
+        return Before({p: p.detach().clone() for p in lr}, lr, frozenset(maximized), assumed, {} if once else None)
 
     def change(self, parameter: Parameter) -> Tensor:
         """Of a parameter, against what it is now, in float32 or wider."""

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+_SINE = 1e-6  # by a cosine of which half the digits are left
 _NARROW = 5e-2  # of float16 and bfloat16
 _MARGIN = 16.0
 _PART = 2**17  # numbers compared at a time
 
 
 class Compared(NamedTuple):
-    """A parameter's gradient by the rows and as it was: the length of the first, relative error, cosine, and what sums round to."""
+    """A parameter's gradient by the rows and as it was: both lengths, the difference's, relative error, cosine, what sums round to."""
 
     parameter: Parameter
     numbers: list[Tensor]
@@ -56,11 +57,15 @@ def checks(found: Sequence[Compared], names: Mapping[Parameter, str], *, scaled:
     With scaled, a factor between both is nothing wrong: clipping, or the scale of a loss.
     """
     made = []
-    for one, (length, error, cosine, rounding) in zip(found, transferred([one.numbers for one in found]), strict=True):
+    for one, (by_rows, had, difference, error, cosine, rounding) in zip(found, transferred([one.numbers for one in found]), strict=True):
         tolerance = _NARROW if one.narrow else _TOLERANCE.get(one.parameter.dtype, _NARROW)
-        left = math.sqrt(max(0.0, 1.0 - cosine * abs(cosine))) if scaled else error
+        if scaled:  # of the rows' gradient what is aside of the other; all of it where one is 0 or not a number
+            sine = math.sqrt(max(0.0, 1.0 - cosine * abs(cosine))) if math.isfinite(cosine) else 1.0
+            left, tolerated = sine * by_rows, max(tolerance, _SINE) * by_rows
+        else:
+            left, tolerated = difference, tolerance * had
         # What the sum of the rows rounds to is no error: the gradient of a bias before a batch normalisation is nothing else.
-        ok = left * length <= tolerance * length + rounding
+        ok = left <= tolerated + rounding and (by_rows > 0.0 or not scaled or had == 0.0)
         reason = "" if ok else f"the captured calls explain its gradient only in part ({_found(error, cosine, scaled)}): {_CAUSES}"
         made.append(Check(parameter=names.get(one.parameter, "?"), error=error, cosine=cosine, ok=ok, reason=reason))
     return made
@@ -93,7 +98,7 @@ def _roundings(accounts: Sequence[Account]) -> dict[Parameter, Tensor]:
 
 
 def _numbers(predicted: Tensor, actual: Tensor, sign: float) -> list[Tensor]:
-    """The predicted length, the relative error and the cosine; no error and 1 where both are 0."""
+    """The lengths of both and of their difference, the relative error and the cosine; no error and 1 where both are 0."""
     actual = actual.to_dense() if actual.is_sparse else actual
     sums = torch.zeros(4, dtype=solve_dtype(actual.device), device=actual.device)
     for p, a in zip(predicted.reshape(-1).split(_PART), actual.reshape(-1).split(_PART), strict=True):
@@ -102,4 +107,4 @@ def _numbers(predicted: Tensor, actual: Tensor, sign: float) -> list[Tensor]:
     pp, aa, pa, rest = sums
     none = (pp == 0) & (aa == 0)
     error, cosine = (rest / aa).sqrt(), pa / (pp.sqrt() * aa.sqrt())
-    return [pp.sqrt(), torch.where(none, 0.0, error), torch.where(none, 1.0, cosine.clamp(-1.0, 1.0))]
+    return [pp.sqrt(), aa.sqrt(), rest.sqrt(), torch.where(none, 0.0, error), torch.where(none, 1.0, cosine.clamp(-1.0, 1.0))]

@@ -50,7 +50,10 @@ def counterfactuals(calls: Sequence[Told]) -> tuple[list[Counterfactual], dict[s
 
 
 def steps(
-    directions: Mapping[str, Gradients], before: Before, gradients: Mapping[Parameter, Tensor], realised: Callable[[Mapping[Parameter, Tensor]], float]
+    directions: Mapping[str, Gradients],
+    before: Before,
+    gradients: Mapping[Parameter, Tensor],
+    realised: Callable[[Mapping[Parameter, Tensor]], float],
 ) -> list[Step]:
     """The measured layers' parameters moved by the optimiser's change and, as far, along each direction; the others stay.
 
@@ -73,8 +76,12 @@ def inner(gradients: Mapping[Parameter, Tensor], change: Callable[[Parameter], T
     for p in of:
         if p in gradients:
             gradient = gradients[p].to_dense() if gradients[p].is_sparse else gradients[p]
-            products.append((gradient.double() * change(p).double()).sum())
+            products.append((_real(gradient) * _real(change(p))).sum())
     return math.fsum(value for (value,) in transferred([[product] for product in products]))
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
 def _map(one: Told, kind: str) -> AffineMap | str:

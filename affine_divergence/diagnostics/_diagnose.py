@@ -90,7 +90,7 @@ def diagnose(
     """
     _check(model, targets, loss_fn, optimizer, lr)
     model = getattr(model, "_orig_mod", model)
-    found = find_layers(model, include)
+    found, training, assumed = find_layers(model, include), model.training, optimizer is None and lr is None
     if optimizer is None:
         optimizer = torch.optim.SGD(_learning(model), lr=1.0 if lr is None else lr)
     elif not {p for group in optimizer.param_groups for p in group["params"]} & set(model.parameters()):
@@ -104,8 +104,9 @@ def diagnose(
             _check_loss(loss)
             loss.backward()
             capture.listening = False
-            had = {p: p.grad.detach().clone() for p in model.parameters() if p.grad is not None}
-            before = Before.of(optimizer, model.parameters())
+            parameters = dict.fromkeys((*model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])))
+            had = {p: p.grad.detach().clone() for p in parameters if p.grad is not None}
+            before = Before.of(optimizer, parameters, assumed=assumed)
             _step(optimizer, batch)
             with torch.no_grad(), without_autocast():
                 told = stepped(model, capture, before, plain=plain, ranks=rank, had=had, scaled=False, sampled=_SAMPLED, kept=KEPT)
@@ -122,13 +123,13 @@ def diagnose(
                 taken = steps(directions, before, had, lambda δ: batch.loss_at(before, δ) - start)
     return Diagnosis(
         step=0,
-        about=about(model, optimizer, plain=plain, training=model.training),
+        about=about(model, optimizer, plain=plain, training=training, inputs=told.inputs(), assumed=assumed),
         coverage=told.coverage,
         rows=told.rows,
         checks=told.checks,
         loss=LossChange(before=start, after=start + realised, predicted=expected, realised=realised),
-        counterfactual=of_corrections,
-        steps=taken,
+        counterfactual=tuple(of_corrections),
+        steps=tuple(taken),
         samples=told.samples,
     )
 
@@ -148,7 +149,9 @@ class _Batch:
             return self.loss_fn(output) if self.targets is None else self.loss_fn(output, self.targets)
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if loss is None:
-            raise ValueError(f"the model's output, a {type(output).__name__}, has no loss; give loss_fn (and targets), or the inputs that make one")
+            raise ValueError(
+                f"the model's output, a {type(output).__name__}, has no loss; give loss_fn (and targets), or the inputs that make one"
+            )
         found: Tensor = loss
         return found
 
@@ -202,7 +205,7 @@ def _step(optimizer: torch.optim.Optimizer, batch: _Batch) -> None:
             loss.backward()
         return loss
 
-    optimizer.step(again)
+    optimizer.step(again)  # type: ignore[arg-type]  # LBFGS takes a tensor, and makes a float of it
 
 
 @contextmanager
@@ -230,7 +233,7 @@ def _check(model: Any, targets: Any, loss_fn: Any, optimizer: Any, lr: Any) -> N
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function of (output, targets), got {type(loss_fn).__name__}")
     if targets is not None and loss_fn is None:
-        raise ValueError("targets are of use with a loss_fn only; give one, or put the targets into inputs where the model makes its own loss")
+        raise ValueError("targets are of use with a loss_fn only; give one, or put them into inputs where the model makes its own loss")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if lr is None:
@@ -238,7 +241,7 @@ def _check(model: Any, targets: Any, loss_fn: Any, optimizer: Any, lr: Any) -> N
     if isinstance(lr, bool) or not isinstance(lr, (int, float)):
         raise TypeError(f"lr must be a number, got {type(lr).__name__}")
     if optimizer is not None:
-        raise ValueError("lr is for the plain gradient descent that is assumed without an optimizer; leave it out, the optimizer has its own")
+        raise ValueError("lr is for the plain gradient descent that is assumed without an optimizer; leave it out: the optimizer has one")
     if not 0.0 < lr < math.inf:
         raise ValueError(f"lr must be positive and finite, got {lr!r}")
 

@@ -39,7 +39,7 @@ class Part:
         return value
 
     def of(self, whole: Tensor) -> Tensor:
-        """This part of a tensor that is like the parameter."""
+        """The part of a tensor that is like the parameter."""
         if self.cut is not None:
             whole = whole[self.cut[0] : self.cut[1]]
         return whole.mT if self.transposed else whole
@@ -100,7 +100,7 @@ class _Kind:
 def find_layers(model: nn.Module, include: str | Sequence[str] | None = None) -> Found:
     """The modules that can be measured, and those with parameters that can not."""
     patterns = None if include is None else [include] if isinstance(include, str) else list(include)
-    names = {name: module for name, module in model.named_modules()}
+    names = dict(model.named_modules())
     if patterns is not None:
         for pattern in patterns:
             if not isinstance(pattern, str):
@@ -136,6 +136,8 @@ def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
         return _OWN_FORWARD if own_forward else None
     if any(part not in module._parameters and getattr(module, part) is not None for part in kind.parameters):
         return "parametrised: its weight or bias is computed from other parameters"
+    if any(p.is_complex() for p in module.parameters(recurse=False)):
+        return "its parameters are complex numbers"
     if isinstance(module, nn.Embedding):
         if module.max_norm is not None:
             return "max_norm changes its weight in the forward"

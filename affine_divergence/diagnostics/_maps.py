@@ -44,6 +44,9 @@ class AffineMap(Protocol):
     def movable(self, x: Tensor, /) -> Tensor | None:
         """Which rows the parameters reach; None: all."""
 
+    def width(self, x: Tensor, weight: Tensor, /) -> int:
+        """d, the length of a row."""
+
 
 def floating(map_: AffineMap, x: Tensor, dtype: torch.dtype) -> Tensor:
     """The input in the dtype of the products; token numbers stay what they are."""
@@ -53,6 +56,9 @@ def floating(map_: AffineMap, x: Tensor, dtype: torch.dtype) -> Tensor:
 class _OfRealRows:
     def movable(self, x: Tensor) -> Tensor | None:
         return None
+
+    def width(self, x: Tensor, weight: Tensor) -> int:
+        return weight[0].numel()
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,9 @@ class EmbeddingMap:
     def self_term(self, x: Tensor, g: Tensor, needed: Needed) -> Tensor:
         return torch.ones_like(x, dtype=g.dtype) if self.padding is None else (x != self.padding).to(g.dtype)
 
+    def width(self, x: Tensor, weight: Tensor) -> int:
+        return len(weight)
+
     def movable(self, x: Tensor) -> Tensor | None:
         return None if self.padding is None else x != self.padding
 
@@ -116,7 +125,8 @@ class ConvMap(_OfRealRows):
     axis = 2
 
     def vectors(self, z: Tensor) -> Tensor:
-        return z.unflatten(1, (self.geometry.groups, -1))
+        vectors: Tensor = z.unflatten(1, (self.geometry.groups, -1))
+        return vectors
 
     def product(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if weight is None:
@@ -142,6 +152,9 @@ class ConvMap(_OfRealRows):
 
     def self_term(self, x: Tensor, g: Tensor, needed: Needed) -> Tensor:
         return _self_term(self, x, g, needed)
+
+    def width(self, x: Tensor, weight: Tensor) -> int:
+        return x.shape[1] // self.geometry.groups * math.prod(self.geometry.kernel_size)
 
     def patches(self, x: Tensor) -> Tensor:
         """The rows themselves (groups, N·positions, C/groups·taps): outputs of the same windows for weights of one entry each."""
@@ -173,8 +186,11 @@ class ScaledMap(_OfRealRows):
     def vectors(self, z: Tensor) -> Tensor:
         return self.inner.vectors(z)
 
+    def width(self, x: Tensor, weight: Tensor) -> int:
+        return self.inner.width(x, weight)
+
     def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """t and u of each row."""
+        """The t and u of each row."""
         _, t = self.scale(self.inner.sqnorm(x))
         return t, t if self.scale.scales_bias else torch.full_like(t, self.scale.gain)
 

@@ -117,7 +117,8 @@ def _quick(block: Sequence[Tensor], axis: int, *, pull: bool) -> list[Tensor] | 
         return None
     small = squares < _SMALL
     # A square of 0 is one that vanished, unless what it is of is 0 itself.
-    if bool(small.any()) and any(t.movedim(axis, -1)[few].any() for t, few in zip((block[0], *block[2:]), small, strict=False) if few.any()):
+    vectors = block[0], *block[2:]
+    if bool(small.any()) and any(bool(t.movedim(axis, -1)[few].any()) for t, few in zip(vectors, small, strict=True)):
         return None
     return [sums[0], *sums]
 

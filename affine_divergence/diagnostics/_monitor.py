@@ -42,7 +42,7 @@ class Monitor:
     Between the steps that are logged a hook costs a function call. On those that are, inputs and output gradients of all layers are
     held until the step, beside a copy of the measured parameters; a layer under activation checkpointing holds its input too.
 
-    The first step that the monitor sees is logged, then every `every`-th after it. What goes wrong inside is shown once, as a warning,
+    The first step is logged, then every `every`-th after it. What goes wrong inside is shown once, as a warning,
     and never stops the training. Under DistributedDataParallel each process sees its own samples: the measures of the actual change
     are right for them, those of the plain gradient are of this process alone. Layers in code that torch.compile compiled are not
     seen, and the coverage says so.
@@ -61,7 +61,7 @@ class Monitor:
 
     Attributes:
         last: the Diagnosis of the last step that was logged, None before. It has no loss and no counterfactual, and no ranks.
-        steps: steps seen.
+        steps: steps seen; those that are multiples of every are logged. Set it before attach to go on counting from a checkpoint.
 
     Raises:
         TypeError: an argument is not what it should be.
@@ -179,7 +179,14 @@ class Monitor:
             )
         self.last = Diagnosis(
             step=self.steps,
-            about=about(self._model, self._optimizer, plain=self._plain, training=self._model.training, loss_scale=self._scale),
+            about=about(
+                self._model,
+                self._optimizer,
+                plain=self._plain,
+                training=self._model.training,
+                inputs=told.inputs(),
+                loss_scale=self._scale,
+            ),
             coverage=told.coverage,
             rows=told.rows,
             checks=told.checks,

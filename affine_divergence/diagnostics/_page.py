@@ -26,6 +26,7 @@ from affine_divergence.diagnostics._sentences import (
 )
 from affine_divergence.diagnostics._style import svg
 from affine_divergence.diagnostics._tables import PLAIN, Table, calls_table, corrections_table, name_of, number, rows_table, twinned
+from affine_divergence.diagnostics._verdict import RULES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,6 +77,7 @@ def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> 
         scope=SCOPE,
         good=GOOD,
         benign=BENIGN,
+        rules=RULES,
     )
     Path(path).write_text(html, encoding="utf-8")
 

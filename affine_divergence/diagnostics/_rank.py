@@ -21,8 +21,7 @@ def rank(rows: Rows, needed: tuple[bool, bool], weight: Tensor) -> tuple[Tensor,
 
     With groups of channels it is that of the group whose rank is least. Scaled maps have scaled rows.
     """
-    width = len(weight) if isinstance(rows.map, EmbeddingMap) else _plain(rows.map, rows.x[:1]).shape[-1]
-    columns = width * needed[0] + needed[1]
+    columns = rows.map.width(rows.x, weight) * needed[0] + needed[1]
     if isinstance(rows.map, EmbeddingMap):
         tokens = torch.unique(rows.x)
         kept = len(tokens) if rows.map.padding is None else int((tokens != rows.map.padding).sum())

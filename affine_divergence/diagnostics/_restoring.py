@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from affine_divergence.gradient._average import RunningMoment
 
@@ -61,7 +62,7 @@ def untouched(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = 
     parameters = list(model.parameters())
     if optimizer is not None:
         parameters = list(dict.fromkeys([*parameters, *(p for group in optimizer.param_groups for p in group["params"])]))
-    with torch.autograd._unsafe_preserve_version_counter((*parameters, *model.buffers())):
+    with _unsafe_preserve_version_counter((*parameters, *model.buffers())):
         saved: dict[int, Restore] = {}
         modules = _modules(model, saved)
         restores = []
@@ -83,18 +84,24 @@ def untouched(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = 
             randomness.restore()
 
 
+_OF_ANY_MODULE = frozenset(vars(torch.nn.Module()))  # hooks, and the registries
+
+
 def _modules(model: torch.nn.Module, saved: dict[int, Restore]) -> Restore:
-    """Of every module its attributes and, by value, its buffers and other tensors; not its parameters' values."""
+    """Of every module its attributes, what lists and dicts among them hold and, by value, its buffers and other tensors; no parameters."""
     restores = []
     for module in model.modules():
         own = dict(vars(module))
         registries = [(registry, dict(registry)) for registry in (module._parameters, module._buffers, module._modules)]
         values = [v for v in itertools.chain(own.values(), module._buffers.values()) if isinstance(v, (torch.Tensor, RunningMoment))]
-        restores.append((module, own, registries, _saved(values, saved)))
+        kept = [(v, v.copy()) for name, v in own.items() if isinstance(v, (list, dict)) and name not in _OF_ANY_MODULE]
+        restores.append((module, own, registries, kept, _saved(values, saved)))
 
     def restore() -> None:
-        for module, own, registries, restore_values in restores:
+        for module, own, registries, kept, restore_values in restores:
             _refill(vars(module), own)
+            for held, content in kept:
+                _refill(held, content)
             for registry, before in registries:
                 _refill(registry, before)
             restore_values()
@@ -119,10 +126,8 @@ def _restore(value: Any, saved: dict[int, Restore]) -> Restore:
     inner = [_saved(v, saved) for v in (content.values() if isinstance(content, dict) else content) if isinstance(v, _HELD)]
 
     def restore() -> None:
-        if isinstance(value, dict):
+        if not isinstance(value, tuple):
             _refill(value, content)
-        elif isinstance(value, list):
-            value[:] = content
         for again in inner:
             again()
 
@@ -142,7 +147,10 @@ def _tensor(tensor: Tensor) -> Restore:
     return restore
 
 
-def _refill(held: dict[Any, Any], before: dict[Any, Any]) -> None:
-    if held.keys() != before.keys() or any(held[key] is not value for key, value in before.items()):
+def _refill(held: Any, before: Any) -> None:
+    """The content of a list or a dict as it was."""
+    if isinstance(held, list):
+        held[:] = before
+    elif held.keys() != before.keys() or any(held[key] is not value for key, value in before.items()):
         held.clear()
         held.update(before)

@@ -36,4 +36,5 @@ def _chosen(multiplier: torch.Tensor, alignment: torch.Tensor, kept: int) -> tor
     extreme = min(_EXTREME, kept // 4)
     even = torch.linspace(0, total - 1, kept - 2 * extreme, device=multiplier.device).long()
     least = alignment.topk(extreme, largest=False).indices
-    return torch.cat([even, least, multiplier.abs().topk(extreme).indices]).unique()
+    places: torch.Tensor = torch.cat([even, least, multiplier.abs().topk(extreme).indices]).unique()
+    return places

@@ -31,6 +31,7 @@ class Account:
     lr: float
     numbers: dict[str, Tensor]
     rank_limit: int | None
+    assumed: bool  # the learning rate
 
 
 def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bool) -> Account:
@@ -53,7 +54,7 @@ def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bo
     limit = None
     if ranks:
         numbers["rank"], limit = rank(one.rows, one.needed, one.weight)
-    return Account(one, sums, lr, numbers, limit)
+    return Account(one, sums, lr, numbers, limit, before.assumed)
 
 
 def rows_of(accounts: Sequence[Account], wrong: Mapping[str, str], names: Mapping[Parameter, str]) -> list[Row]:
@@ -63,15 +64,15 @@ def rows_of(accounts: Sequence[Account], wrong: Mapping[str, str], names: Mappin
 
 
 def _row(one: Account, found: Mapping[str, float], wrong: Mapping[str, str], names: Mapping[Parameter, str]) -> Row:
-    values: dict[str, Any] = {name: math.nan for name in (*SUMMARY, "update_ratio")} | {f"{name}_plain": math.nan for name in (*SUMMARY, "update_ratio")}
-    values |= {"interference": math.nan, **found}
+    measures = (*SUMMARY, "update_ratio")
+    values: dict[str, Any] = dict.fromkeys((*measures, *(f"{name}_plain" for name in measures), "interference"), math.nan) | dict(found)
     values["rows"] = int(found["rows"])
     values["masked"] = one.sums.used.numel() - values["rows"]
     kept = found.get("rank", math.nan)
     values["rank"] = None if math.isnan(kept) else int(kept)
     layer = one.told.layer
     parameters = [names.get(part.parameter, "?") for part in layer.parts if part is not None]
-    ruling, reason = verdict(values, one.lr, next((wrong[name] for name in parameters if name in wrong), ""))
+    ruling, reason = verdict(values, one.lr, assumed=one.assumed, check=next((wrong[name] for name in parameters if name in wrong), ""))
     return Row(
         module=layer.name, call=one.told.number, type=layer.type, verdict=ruling, reason=reason, rank_limit=one.rank_limit, **values
     )

@@ -9,8 +9,8 @@ import torch
 
 from affine_divergence.diagnostics._capture import Capture
 from affine_divergence.diagnostics._change import Before, Parameter
-from affine_divergence.diagnostics._coverage import coverage, fired_of
 from affine_divergence.diagnostics._check import Compared, checks, compared
+from affine_divergence.diagnostics._coverage import coverage, fired_of
 from affine_divergence.diagnostics._gradients import plain as plain_gradient, total
 from affine_divergence.diagnostics._records import VERDICTS, Check, Coverage, Row, Samples
 from affine_divergence.diagnostics._samples import samples_of
@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 class Stepped(NamedTuple):
     """What there is to say, and the calls themselves."""
 
-    coverage: list[Coverage]
-    rows: list[Row]
-    checks: list[Check]
-    samples: list[Samples]
+    coverage: tuple[Coverage, ...]
+    rows: tuple[Row, ...]
+    checks: tuple[Check, ...]
+    samples: tuple[Samples, ...]
     calls: list[Told]
+
+    def inputs(self) -> dict[str, int]:
+        """The d of every layer of real inputs."""
+        return {one.layer.name: one.rows.map.width(one.rows.x, one.weight) for one in self.calls if one.rows.x.is_floating_point()}
 
 
 def stepped(
@@ -61,7 +65,7 @@ def stepped(
     rows = rows_of(in_order, {one.parameter: one.reason for one in checked if not one.ok}, names)
     worst = sorted(range(len(rows)), key=lambda place: VERDICTS.index(rows[place].verdict))[:sampled]
     lines = coverage(model, capture.found, capture.forwards, fired_of(capture.calls), failed, compiled=compiled)
-    return Stepped(lines, rows, checked, [samples_of(in_order[place], kept) for place in worst], calls)
+    return Stepped(tuple(lines), tuple(rows), tuple(checked), tuple(samples_of(in_order[place], kept) for place in worst), calls)
 
 
 @contextmanager

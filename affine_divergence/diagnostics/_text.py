@@ -20,6 +20,7 @@ from affine_divergence.diagnostics._sentences import (
     refusals,
 )
 from affine_divergence.diagnostics._tables import Table, calls_table, corrections_table, rows_table
+from affine_divergence.diagnostics._verdict import RULES
 
 MOST = 40  # calls that are shown
 WIDTH = 140
@@ -34,7 +35,7 @@ def text(diagnosis: Diagnosis) -> str:
         _wrapped([line for line in (loss_line(diagnosis), *check_lines(diagnosis)) if line]),
         list(_corrections(diagnosis)),
         _wrapped(["; ".join(f"{name}: {value}" for name, value in about_items(diagnosis)), SCOPE]),
-        _wrapped([GOOD, BENIGN]),
+        _wrapped([GOOD, RULES, BENIGN]),
     )
     return "\n\n".join("\n".join(block) for block in blocks if block)
 

@@ -12,7 +12,7 @@ import torch
 from affine_divergence.diagnostics._capture import Call
 from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._layers import Layer, Part
-from affine_divergence.diagnostics._maps import EmbeddingMap, LinearMap, ScaledMap
+from affine_divergence.diagnostics._maps import ConvMap, EmbeddingMap, LinearMap, ScaledMap
 from affine_divergence.diagnostics._measures import Rows
 from affine_divergence.functional._rows import wide_dtype
 
@@ -32,7 +32,7 @@ class Told:
     narrow: bool  # computed in float16 or bfloat16
 
     def parts(self, of: Callable[[Parameter], Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """What there is of the parameters for weight and bias of the layer, in the dtype of the rows; None of what does not change."""
+        """What there is of both parameters, in the dtype of the rows; None of one that does not change."""
         weight, bias = (
             part.of(of(part.parameter)).to(self.rows.g.dtype) if part is not None and needed else None
             for part, needed in zip(self.layer.parts, self.needed, strict=True)
@@ -109,6 +109,7 @@ def _rows(call: Call, factor: float) -> Rows:
             axes = tuple(g.shape[:-1]) or (1,)
             x, g = (t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in (x, g))
         else:
+            assert isinstance(inner, ConvMap)
             if g.dim() == len(inner.geometry.kernel_size) + 1:
                 x, g = x.unsqueeze(0), g.unsqueeze(0)
             axes = (g.shape[0], inner.geometry.groups, *g.shape[2:])

@@ -1,6 +1,7 @@
 # matching_lr: its value, that the steps really match, and that the model is left as it was.
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -184,14 +185,13 @@ class _Stateful(nn.Module):
         self.register_buffer("average", torch.zeros(4))
         self.register_buffer("latest", None)
         self.register_buffer("view", torch.zeros(1).expand(4))
-        self.calls, self.fail_on = [0], fail_on  # in a list: what a module holds by value is had back between the passes too
+        self.calls, self.fail_on = itertools.count(1), fail_on  # not a number or a list: that is had back between the passes too
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls[0] += 1
         h: Tensor = self.dropout(self.norm(self.layer(x)))
         self.average = 0.9 * self.average + 0.1 * h.detach().mean(0)
         self.latest = h.detach()
-        if self.calls[0] == self.fail_on:
+        if next(self.calls) == self.fail_on:
             raise RuntimeError("the model's own failure")
         return h
 
@@ -201,7 +201,7 @@ class _Stateful(nn.Module):
 def test_the_model_and_the_random_numbers_are_left_as_they_were_also_when_it_raises(training: bool, fail_on: int) -> None:
     model = _Stateful(fail_on).train(training)
     model(torch.randn(8, 5)) if not fail_on else None
-    model.calls[0] = 0
+    model.calls = itertools.count(1)
     model.latest = None
     fired: list[str] = []
     model.layer.register_forward_hook(lambda *_: fired.append("own"))

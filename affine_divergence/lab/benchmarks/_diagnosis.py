@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +36,7 @@ class Net:
 
 def diagnosis(repeats: int) -> Iterator[str]:
     """The lines of the table."""
-    yield f"a step of SGD, cross-entropy, float32, CPU, 1 thread, torch {torch.__version__}: medians of {repeats} interleaved rounds, CPU time"
+    yield f"a step of SGD, cross-entropy, float32, CPU, 1 thread, torch {torch.__version__}: medians of {repeats} interleaved rounds"
     yield f"{SPARSE}: one round is {EVERY} steps, of which one is logged. {RANK} or counterfactual: the others' price apart, no limit."
     with one_thread():
         for net in nets():
@@ -54,7 +56,7 @@ def nets() -> tuple[Net, ...]:
 
 def _mlp() -> nn.Module:
     sizes = (512, 1024, 1024, 1024, 10)
-    layers = [module for d, o in zip(sizes, sizes[1:], strict=False) for module in (nn.Linear(d, o), nn.ReLU())]
+    layers = [module for d, o in itertools.pairwise(sizes) for module in (nn.Linear(d, o), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 
@@ -92,7 +94,7 @@ def _pieces(net: Net) -> dict[str, Callable[[], object]]:
             step()  # the first step is logged
         return step
 
-    def diagnosed(**options: bool) -> Callable[[], object]:
+    def diagnosed(**options: Any) -> Callable[[], object]:
         model = net.make()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         return functools.partial(diagnose, model, net.x, net.labels, F.cross_entropy, optimizer=optimizer, **options)
@@ -147,7 +149,7 @@ def _peak(net: Net, plain: bool | None) -> int:
     gc.collect()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     now = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
