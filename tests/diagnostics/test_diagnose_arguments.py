@@ -113,3 +113,17 @@ def test_a_model_that_differentiates_in_its_forward_is_diagnosed() -> None:
     assert found.loss.realised == pytest.approx(found.loss.predicted, rel=0.1)
     assert not any(check.ok for check in found.checks if check.parameter.endswith("weight"))  # a way that the rows do not tell of
     assert all(row.verdict != "ok" for row in found.rows)
+
+
+def test_a_loss_with_parameters_of_its_own_moves_with_the_model_and_is_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    model, head = Mlp().double(), nn.Linear(4, 1).double()
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=1e-5)
+    before = head.weight.detach().clone()
+    found = ad.diagnose(model, X, None, lambda z: head(z).square().mean(), optimizer=optimizer)
+    assert found.loss is not None
+    assert found.loss.realised == pytest.approx(found.loss.predicted, rel=1e-3)
+    for step in found.steps:  # of the measured layers alone: the loss's own parameters stay
+        assert step.realised == pytest.approx(step.predicted, rel=1e-3)
+    assert torch.equal(head.weight, before)
+    assert head.weight.grad is None

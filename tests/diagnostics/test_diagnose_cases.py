@@ -216,3 +216,12 @@ def test_a_hook_of_the_users_that_changes_the_output_is_not_taken_for_the_layers
 class _Halves(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         return z / 2
+
+
+def test_a_dead_layer_with_a_penalty_on_its_weight_is_not_ok() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        model[0].bias.fill_(-100)
+    found = ad.diagnose(model, X, None, lambda z: bent(z) + model[0].weight.square().sum())
+    checks = {check.parameter: check.ok for check in found.checks}
+    assert checks == {"0.weight": False, "0.bias": True, "2.weight": True, "2.bias": True}

@@ -75,6 +75,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "forward of the instance": (_instance_forward, "forward"),
     "bilinear": (lambda: _Bilinear(), "not a type"),
     "frozen": (_frozen, "frozen"),
+    "complex": (lambda: _Complex(), "complex"),
     "lstm": (lambda: _Lstm(), "fused"),
 }
 
@@ -87,6 +88,18 @@ class _Bilinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.inner(x, x)
         return out
+
+
+class _Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 4, dtype=torch.complex128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.to(torch.complex128)).abs()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        return self  # stays complex in double()
 
 
 class _Lstm(nn.LSTM):

@@ -1,21 +1,23 @@
-# What a monitor must not do: keep tensors, grow, or stop a training when something in it fails.
+# What a monitor must not do: keep tensors, grow, count what is in no step, or stop a training when something in it fails.
 from __future__ import annotations
 
 import copy
 import gc
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diagnosis_cases import Mlp, bent, rows, sgd, then_tanh
+from diagnosis_cases import Mlp, agree, bent, rows, sgd, then_tanh
 from torch import Tensor, nn
 
 import affine_divergence as ad
 
-X = rows(6, 5).float()
+WIDE = rows(6, 5)
+X = WIDE.float()
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor = X) -> float:
@@ -92,6 +94,58 @@ def test_between_logged_steps_nothing_is_kept() -> None:
         del x, loss
         gc.collect()
         assert seen() is None
+
+
+def _after_a_saliency_map(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    x = WIDE.clone().requires_grad_()
+    torch.autograd.grad(bent(model(x)), x)
+    optimizer.zero_grad()
+    bent(model(WIDE)).backward()
+
+
+def _after_dropped_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    bent(model(2 * WIDE)).backward()
+    optimizer.zero_grad()
+    bent(model(WIDE)).backward()
+
+
+def _twice_through_one_graph(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    loss = bent(model(WIDE))
+    (loss / 4).backward(retain_graph=True)
+    (3 * loss / 4).backward()
+
+
+@pytest.mark.parametrize("backward", [_after_a_saliency_map, _after_dropped_gradients, _twice_through_one_graph])
+def test_only_what_is_in_the_gradient_of_the_step_counts(backward: Callable[[nn.Module, torch.optim.Optimizer], None]) -> None:
+    torch.manual_seed(0)
+    model = Mlp().double()
+    twin = copy.deepcopy(model)
+    optimizer, of_twin = sgd(model), sgd(twin)
+    with ad.Monitor(model, optimizer, every=1) as monitor, ad.Monitor(twin, of_twin, every=1) as plain:
+        for _ in range(2):
+            backward(model, optimizer)
+            optimizer.step()
+            _step(twin, of_twin, WIDE)
+    assert monitor.last is not None
+    assert plain.last is not None
+    assert len(monitor.last.rows) == 2
+    for row, other in zip(monitor.last.rows, plain.last.rows, strict=True):
+        agree(row, {name: value for name, value in vars(other).items() if isinstance(value, float)})
+    assert all(check.ok for check in monitor.last.checks)
+
+
+def test_gradients_of_earlier_steps_left_in_place_are_told_by_the_self_check() -> None:
+    torch.manual_seed(0)
+    model = Mlp().double()
+    optimizer = sgd(model)
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        for factor in (1, 2):
+            bent(model(factor * WIDE)).backward()
+            optimizer.step()
+    assert monitor.last is not None
+    assert not any(check.ok for check in monitor.last.checks)
+    assert {row.verdict for row in monitor.last.rows} == {"look"}
 
 
 def _fails(*_: Any, **__: Any) -> Any:

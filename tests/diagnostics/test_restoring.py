@@ -263,3 +263,34 @@ def test_it_works_where_gradients_are_off_and_leaves_them_off() -> None:
         found = ad.diagnose(model, X, Y, LOSS)
         assert not torch.is_grad_enabled()
     assert len(found.rows) == 4
+
+
+class _Keeps(nn.Module):
+    """Notes its calls, as people's models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.shapes: list[Any] = ["none"]
+        self.seen: dict[str, Any] = {"calls": 0}
+        self.calls = 0
+        self.latest: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shapes.append(x.shape)
+        self.seen["calls"] += 1
+        self.seen[f"call {self.calls}"] = x
+        self.calls += 1
+        self.latest = x
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_what_a_model_notes_of_its_calls_is_as_it_was() -> None:
+    model = _Keeps()
+    kept = model.shapes, model.seen
+    ad.diagnose(model, X[:, 0, 0], Y, LOSS)
+    assert kept == (["none"], {"calls": 0})
+    assert model.shapes is kept[0]
+    assert model.seen is kept[1]
+    assert (model.calls, model.latest) == (0, None)
