@@ -18,7 +18,7 @@ from affine_divergence.gradient._solve import solve_dtype
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PART = 2**19  # elements of z, of a product with the parameters
+_PART, _IMAGES_PART = 2**18, 2**19  # elements of z of one product; a convolution lays out its weights anew in each
 _BLOCK = 2**16  # of a sum
 _SMALL, _LARGE = 1e-30, 1e36  # between which sums of squares are right in float32
 SHARES = (0.05, 0.5, 0.95)
@@ -35,7 +35,7 @@ class Rows:
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and vectors of g, a few rows or images at a time."""
-        size = _number(self.g, _PART)
+        size = _number(self.g, _PART if self.map.axis == -1 else _IMAGES_PART)
         for x, g in zip(self.x.split(size), self.g.split(size), strict=True):
             yield x, self.map.vectors(g)
 

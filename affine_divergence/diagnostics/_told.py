@@ -41,7 +41,8 @@ class Told:
 
     def rates(self, before: Before) -> set[float]:
         """The learning rates of what changes."""
-        return {before.lr[part.parameter] for part, needed in zip(self.layer.parts, self.needed, strict=True) if part is not None and needed}
+        parts = (part for part, needed in zip(self.layer.parts, self.needed, strict=True) if part is not None and needed)
+        return {before.lr[part.parameter] for part in parts}
 
     def leading(self) -> Part:
         """The weight, where it changes; else the bias."""
