@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from affine_divergence.diagnostics._layers import Part
 from affine_divergence.functional._rows import wide_dtype
+from affine_divergence.gradient._solve import solve_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Parameter = nn.Parameter
+_PART = 2**17  # numbers
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,17 @@ class Before:
             self.spent[parameter] = torch.sub(parameter.detach(), old, out=old) if in_place else _difference(parameter, old)
         return self.spent[parameter]
 
-    def old(self, parameter: Parameter) -> Tensor:
-        """What it was."""
-        if self.spent is None or parameter not in self.spent:
-            return self.values[parameter]
-        return parameter.detach() - self.spent[parameter]
+    def length(self, part: Part) -> Tensor:
+        """The norm of what a part of a parameter was, in float64."""
+        now, change = part.of(part.parameter.detach()), part.of(self.change(part.parameter))
+        old = part.of(self.values[part.parameter]) if self.spent is None else None
+        square = torch.zeros((), dtype=solve_dtype(now.device), device=now.device)
+        size = max(1, _PART // max(1, now[:1].numel()))
+        for start in range(0, len(now), size):  # a few rows at a time, where what it was must be made again
+            rows = slice(start, start + size)
+            was = now[rows] - change[rows] if old is None else old[rows]
+            square += torch.linalg.vector_norm(was, dtype=square.dtype).square()
+        return square.sqrt()
 
 
 def _difference(parameter: Parameter, old: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _SINE = 1e-6  # by a cosine of which half the digits are left
 _NARROW = 5e-2  # of float16 and bfloat16
 _MARGIN = 16.0
-_PART = 2**17  # numbers compared at a time
+_PART = 2**15  # numbers compared at a time
 
 
 class Compared(NamedTuple):

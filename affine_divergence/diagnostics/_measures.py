@@ -86,24 +86,25 @@ SUMMARY = tuple(field.name for field in fields(Summary))
 
 def row_sums(rows: Rows, changes: list[Pair], needed: tuple[bool, bool], gradient: Pair | None) -> RowSums:
     """Of each change of weight and bias; of p by the gradient of both, where that is given."""
-    axis, wide = rows.map.axis, solve_dtype(rows.g.device)
-    columns: list[list[Tensor]] = []
-    for x, g in rows.parts():
-        own = rows.map.self_term(x, g, needed)
-        products = [rows.map.product(x, *change) for change in (*changes, *([gradient] if gradient is not None else []))]
-        size = max(1, min(_number(g, _BLOCK), len(g)))
-        sums = []
-        for block in zip(*(t.split(size) for t in (g, own, *products)), strict=True):
-            sums.append(_quick(block, axis, pull=gradient is not None) or _exact(block, axis, wide, pull=gradient is not None))
-        joined = [torch.cat([s.flatten() for s in column]).to(wide) for column in zip(*sums, strict=True)]
-        movable = rows.map.movable(x)
-        used = joined[0] != 0
-        columns.append([used if movable is None else used & movable.flatten(), own.to(wide).flatten(), *joined[1:]])
+    products = [*changes, gradient] if gradient is not None else changes
+    columns = [_part(rows.map, x, g, products, needed, pull=gradient is not None) for x, g in rows.parts()]
     used, own, gg, *rest = (torch.cat(column) for column in zip(*columns, strict=True))
     others = rest.pop() if gradient is not None else None
     moved = [Moved(*pair) for pair in zip(rest[::2], rest[1::2], strict=True)]
     pull = moved.pop() if gradient is not None else None
     return RowSums(gg, used, own, tuple(moved), pull, others)
+
+
+def _part(map_: AffineMap, x: Tensor, g: Tensor, changes: Sequence[Pair], needed: tuple[bool, bool], *, pull: bool) -> list[Tensor]:
+    """Of a few rows or images: used, G_ii, ‖g‖², dot and square of each change, with pull the length of the last without its own part."""
+    wide = solve_dtype(g.device)
+    own = map_.self_term(x, g, needed)
+    size = max(1, min(_number(g, _BLOCK), len(g)))
+    blocks = zip(*(t.split(size) for t in (g, own, *(map_.product(x, *change) for change in changes))), strict=True)
+    sums = [_quick(block, map_.axis, pull=pull) or _exact(block, map_.axis, wide, pull=pull) for block in blocks]
+    used, *joined = (torch.cat([s.flatten() for s in column]).to(wide) for column in zip(*sums, strict=True))
+    movable = map_.movable(x)
+    return [used != 0 if movable is None else (used != 0) & movable.flatten(), own.to(wide).flatten(), *joined]
 
 
 def _quick(block: Sequence[Tensor], axis: int, *, pull: bool) -> list[Tensor] | None:

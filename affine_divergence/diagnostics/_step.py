@@ -10,6 +10,7 @@ import torch
 
 from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._gradients import Gradients
+from affine_divergence.diagnostics._maps import Pair
 from affine_divergence.diagnostics._measures import SHARES, SUMMARY, RowSums, interference, row_sums, summary
 from affine_divergence.diagnostics._quantiles import quantiles
 from affine_divergence.diagnostics._rank import rank
@@ -43,13 +44,14 @@ def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bo
     descended = one.parts(lambda p: -before.lr[p] * gradients[p]) if apart and gradients is not None else None
     sums = row_sums(one.rows, [own] if descended is None else [own, descended], one.needed, gradient)
     numbers = dict(vars(summary(sums, sums.moved[0], lr)))
-    numbers["update_ratio"] = _ratio(own, one, before)
+    size = before.length(one.leading())
+    numbers["update_ratio"] = _length(own) / size
     numbers.update(zip(("self_term_p5", "self_term_median", "self_term_p95"), quantiles(sums.own, sums.used, SHARES), strict=True))
     numbers["rows"] = sums.used.sum()
     if sums.pull is not None and gradient is not None:
         plain = sums.pull.times(-lr) if descended is None else sums.moved[1]
         numbers.update({f"{name}_plain": number for name, number in vars(summary(sums, plain, lr)).items()})
-        numbers["update_ratio_plain"] = abs(lr) * _ratio(gradient, one, before)
+        numbers["update_ratio_plain"] = abs(lr) * _length(gradient) / size
         numbers["interference"] = interference(sums)
     limit = None
     if ranks:
@@ -78,9 +80,9 @@ def _row(one: Account, found: Mapping[str, float], wrong: Mapping[str, str], nam
     )
 
 
-def _ratio(change: tuple[Tensor | None, Tensor | None], one: Told, before: Before) -> Tensor:
-    """‖δW‖/‖W‖, of the bias where the weight is frozen."""
-    delta, old = next(pair for pair in zip(change, one.parts(before.old), strict=True) if pair[0] is not None)
-    assert old is not None
-    ratio: Tensor = torch.linalg.vector_norm(delta) / torch.linalg.vector_norm(old)
-    return ratio
+def _length(change: Pair) -> Tensor:
+    """Of the change of the weight; where that is frozen, of the bias."""
+    delta = change[0] if change[0] is not None else change[1]
+    assert delta is not None
+    length: Tensor = torch.linalg.vector_norm(delta)
+    return length

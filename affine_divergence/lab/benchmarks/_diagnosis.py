@@ -37,7 +37,9 @@ class Net:
 def diagnosis(repeats: int) -> Iterator[str]:
     """The lines of the table."""
     yield f"a step of SGD, cross-entropy, float32, CPU, 1 thread, torch {torch.__version__}: medians of {repeats} interleaved rounds"
-    yield f"{SPARSE}: one round is {EVERY} steps, of which one is logged. {RANK} or counterfactual: the others' price apart, no limit."
+    yield f"{SPARSE}: the mean of {EVERY - 1} steps that are not logged and one that is. diagnose: the whole call, from the snapshot of"
+    yield "the model to having it back; rank and counterfactual have no limit. vmap(grad): the gradients of every sample and no step,"
+    yield f"{CHUNK} samples at a time; it is held against what the diagnosis adds to a step, and against the whole step."
     with one_thread():
         for net in nets():
             yield ""
@@ -80,8 +82,12 @@ def _table(net: Net, repeats: int) -> Iterator[str]:
         limit = LIMITS.get(name)
         holds = "" if limit is None else f"  at most {limit:g}: {'holds' if value <= limit * plain else 'exceeded'}"
         yield f"{name:<46}{1e3 * value:>9.1f}{value / plain:>9.3f}{holds}"
-    ratio = seconds[SAMPLES] / seconds[CHANGE]
-    yield f"{SAMPLES} / {CHANGE}: {ratio:.1f}  at least {net.cheaper:g}: {'holds' if ratio >= net.cheaper else 'missed'}"
+    yield ""
+    samples, added = seconds[SAMPLES], seconds[CHANGE] - plain
+    ratio = samples / added
+    holds = "holds" if ratio >= net.cheaper else "missed"
+    yield f"{SAMPLES} / what {CHANGE} adds: {ratio:.1f}  at least {net.cheaper:g}: {holds}"
+    yield f"{SAMPLES} / the whole step with it: {samples / seconds[CHANGE]:.2f}"
 
 
 def _pieces(net: Net) -> dict[str, Callable[[], object]]:
