@@ -191,3 +191,18 @@ def test_a_diagnosis_in_between_is_not_recorded() -> None:
             assert monitor.last is not None
             ends.append(repr(monitor.last.rows))
     assert ends[0] == ends[1]
+
+
+def test_after_an_attention_also_one_that_raised_torch_has_its_own_function_back() -> None:
+    plain = nn.functional.linear
+    model = Attends()
+    optimizer = sgd(model)
+    x = MODELS["attention"][1]
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        _step(model, optimizer, x)
+        assert nn.functional.linear is plain
+        assert monitor.last is not None
+        assert len(monitor.last.rows) == 6
+    with ad.Monitor(model, optimizer, every=1), pytest.raises((AssertionError, RuntimeError)):
+        model.attention(x, x[:, :1], x)
+    assert nn.functional.linear is plain
