@@ -225,3 +225,26 @@ def test_a_dead_layer_with_a_penalty_on_its_weight_is_not_ok() -> None:
     found = ad.diagnose(model, X, None, lambda z: bent(z) + model[0].weight.square().sum())
     checks = {check.parameter: check.ok for check in found.checks}
     assert checks == {"0.weight": False, "0.bias": True, "2.weight": True, "2.bias": True}
+
+
+class _Slope(nn.Module):
+    """Differentiates in its forward, and makes nothing of what it finds."""
+
+    def __init__(self, *, differentiates: bool) -> None:
+        super().__init__()
+        self.body, self.differentiates = Mlp(inplace=False), differentiates
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        z: Tensor = self.body(x)
+        if self.differentiates:
+            z = z + 0 * torch.autograd.grad(z.tanh().sum(), x, create_graph=True)[0].sum()
+        return z
+
+
+def test_a_gradient_taken_in_the_forward_is_not_that_of_the_loss() -> None:
+    model, twin = _Slope(differentiates=True).double(), _Slope(differentiates=False).double()
+    twin.load_state_dict(model.state_dict())
+    found = ad.diagnose(model, X, None, bent, lr=0.05)
+    against_the_oracle(found, twin, lambda m: bent(m(X)))
+    assert all(check.ok for check in found.checks)
