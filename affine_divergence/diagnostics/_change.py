@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,10 +31,16 @@ class Before:
     spent: dict[Parameter, Tensor] | None = None  # changes that have taken the place of values, to save memory
 
     @staticmethod
-    def of(optimizer: torch.optim.Optimizer, parameters: Iterable[Parameter], *, assumed: bool = False, once: bool = False) -> Before:
-        """Copies of the values; assumed: nobody gave a learning rate.
+    def of(
+        optimizer: torch.optim.Optimizer,
+        parameters: Iterable[Parameter],
+        values: Mapping[Parameter, Tensor] | None = None,
+        *,
+        assumed: bool = False,
+    ) -> Before:
+        """By the values given; else by copies, which changes take the place of: to be asked while parameters are as the step left them.
 
-        With once it is asked for changes only while the parameters are as the step left them, and dropped then.
+        assumed: nobody gave a learning rate.
         """
         wanted = set(parameters)
         lr: dict[Parameter, float] = {}
@@ -46,7 +52,9 @@ class Before:
                     lr[parameter] = rate
                     if group.get("maximize", False):
                         maximized.add(parameter)
-        return Before({p: p.detach().clone() for p in lr}, lr, frozenset(maximized), assumed, {} if once else None)
+        if values is None:
+            return Before({p: p.detach().clone() for p in lr}, lr, frozenset(maximized), assumed, {})
+        return Before({p: values[p] for p in lr}, lr, frozenset(maximized), assumed)
 
     def change(self, parameter: Parameter) -> Tensor:
         """Of a parameter, against what it is now, in float32 or wider."""

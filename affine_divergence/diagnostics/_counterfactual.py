@@ -13,7 +13,7 @@ import torch
 
 from affine_divergence.diagnostics._batch_rows import batch_gradients
 from affine_divergence.diagnostics._change import Before, Parameter
-from affine_divergence.diagnostics._gradients import Gradients, total
+from affine_divergence.diagnostics._gradients import Gradients, inner_product, total
 from affine_divergence.diagnostics._maps import AffineMap, ConvMap, EmbeddingMap, LinearMap, Pair, SampleMap, ScaledMap
 from affine_divergence.diagnostics._measures import SUMMARY, interference, row_sums, summary
 from affine_divergence.diagnostics._records import Counterfactual, Step
@@ -76,12 +76,12 @@ def inner(gradients: Mapping[Parameter, Tensor], change: Callable[[Parameter], T
     for p in of:
         if p in gradients:
             gradient = gradients[p].to_dense() if gradients[p].is_sparse else gradients[p]
-            products.append((_real(gradient) * _real(change(p))).sum())
+            products.append(inner_product(_real(gradient), _real(change(p))))
     return math.fsum(value for (value,) in transferred([[product] for product in products]))
 
 
 def _real(tensor: Tensor) -> Tensor:
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _map(one: Told, kind: str) -> AffineMap | str:

@@ -106,7 +106,7 @@ def diagnose(
             capture.listening = False
             parameters = dict.fromkeys((*model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])))
             had = {p: p.grad.detach().clone() for p in parameters if p.grad is not None}
-            before = Before.of(optimizer, parameters, assumed=assumed)
+            before = Before.of(optimizer, parameters, beginning.parameters, assumed=assumed)
             _step(optimizer, batch)
             with torch.no_grad(), without_autocast():
                 told = stepped(model, capture, before, plain=plain, ranks=rank, had=had, scaled=False, sampled=_SAMPLED, kept=KEPT)

@@ -9,11 +9,13 @@ import torch
 from affine_divergence.diagnostics._change import Parameter
 from affine_divergence.diagnostics._maps import Pair
 from affine_divergence.diagnostics._told import Told
+from affine_divergence.gradient._solve import solve_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Gradients = dict[Parameter, "Tensor"]
+_PART = 2**15  # numbers
 
 
 def total(calls: Sequence[Told], of_call: Callable[[Told], Pair]) -> Gradients:
@@ -31,6 +33,14 @@ def total(calls: Sequence[Told], of_call: Callable[[Told], Pair]) -> Gradients:
                 sums[parameter] = torch.zeros_like(parameter, dtype=gradient.dtype)
             part.of(sums[parameter]).add_(gradient)
     return sums
+
+
+def inner_product(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a, b⟩ in float64, some numbers at a time."""
+    total = torch.zeros((), dtype=solve_dtype(a.device), device=a.device)
+    for x, y in zip(a.reshape(-1).split(_PART), b.reshape(-1).split(_PART), strict=True):
+        total += x.to(total.dtype).dot(y.to(total.dtype))
+    return total
 
 
 def plain(one: Told) -> Pair:

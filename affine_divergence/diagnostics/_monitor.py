@@ -142,7 +142,7 @@ class Monitor:
         try:
             self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
             layers = [layer for site in self._capture.found.sites for layer in site.layers]
-            self._before = Before.of(optimizer, {part.parameter for layer in layers for part in layer.parts if part is not None}, once=True)
+            self._before = Before.of(optimizer, {part.parameter for layer in layers for part in layer.parts if part is not None})
         except Exception as error:
             self._failed(error)
 

@@ -1,6 +1,7 @@
 # Leaving a model and its optimiser as they were, whatever is done to them in between: values, objects, version counters, random numbers.
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ class Beginning:
 
     randomness: Randomness
     modules: Restore
+    parameters: dict[torch.nn.Parameter, Tensor]  # values of those that the optimiser may change; for nobody to write to
 
     def again(self) -> None:
         """Buffers, what modules keep besides parameters, and random numbers as at first: the next forward is the first one again."""
@@ -65,18 +67,21 @@ def untouched(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = 
     with _unsafe_preserve_version_counter((*parameters, *model.buffers())):
         saved: dict[int, Restore] = {}
         modules = _modules(model, saved)
-        restores = []
+        restores = [modules]
         gradients = [(p, p.grad) for p in parameters]
+        values = {}
         if optimizer is not None:
-            restores.append(_saved([p for group in optimizer.param_groups for p in group["params"]], saved))
+            values = {p: p.detach().clone() for group in optimizer.param_groups for p in group["params"]}
+            saved |= {id(p): functools.partial(p.detach().copy_, value) for p, value in values.items()}
+            restores.append(_saved([*values], saved))
             restores.append(_saved(vars(optimizer), saved))
             for p in parameters:
                 p.grad = None
         try:
-            yield Beginning(randomness, modules)
+            yield Beginning(randomness, modules, values)
         finally:
             with torch.no_grad():
-                for restore in (modules, *restores):
+                for restore in restores:
                     restore()
             if optimizer is not None:
                 for p, gradient in gradients:

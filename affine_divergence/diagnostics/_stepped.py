@@ -1,7 +1,7 @@
 # A step, told: from what was captured and changed to coverage, rows, checks and samples.
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,18 +54,25 @@ def stepped(
     names = {p: name for name, p in model.named_parameters()}
     accounts: dict[int, Account] = {}
     comparisons: list[Compared] = []
-    for family in families(calls):  # whose gradients are in memory together, and no others
-        gradients = total(family, plain_gradient) if plain else None
-        of_family = [account(one, before, gradients, ranks=ranks) for one in family]
+    for family in families(calls):
+        of_family, found = _told_together(family, before, had, plain=plain, ranks=ranks)
         accounts.update((id(one.told), one) for one in of_family)
-        if gradients is not None:
-            comparisons += compared(of_family, gradients, had, before)
+        comparisons += found
     checked = checks(comparisons, names, scaled=scaled)
     in_order = [accounts[id(one)] for one in calls]
     rows = rows_of(in_order, {one.parameter: one.reason for one in checked if not one.ok}, names)
     worst = sorted(range(len(rows)), key=lambda place: VERDICTS.index(rows[place].verdict))[:sampled]
     lines = coverage(model, capture.found, capture.forwards, fired_of(capture.calls), failed, compiled=compiled)
     return Stepped(tuple(lines), tuple(rows), tuple(checked), tuple(samples_of(in_order[place], kept) for place in worst), calls)
+
+
+def _told_together(
+    family: Sequence[Told], before: Before, had: Mapping[Parameter, Tensor], *, plain: bool, ranks: bool
+) -> tuple[list[Account], list[Compared]]:
+    """Of the calls that share parameters, whose gradients are in memory here and no longer."""
+    gradients = total(family, plain_gradient) if plain else None
+    accounts = [account(one, before, gradients, ranks=ranks) for one in family]
+    return accounts, [] if gradients is None else compared(accounts, gradients, had, before)
 
 
 @contextmanager
