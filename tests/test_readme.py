@@ -30,7 +30,7 @@ def test_an_example_runs_and_its_model_learns_faster_than_at_the_plain_rate(code
 
 
 def test_the_example_of_the_gradient_alone_learns_what_its_plain_twin_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = EXAMPLES[2:]
+    code = EXAMPLES[2]
 
     def loss(source: str) -> float:
         names: dict[str, Any] = {}
@@ -43,6 +43,18 @@ def test_the_example_of_the_gradient_alone_learns_what_its_plain_twin_does_not(c
     share, said = capsys.readouterr().out.split(" ", 1)
     assert 0.0 < float(share) < 1.0
     assert said.startswith("of the last ideal step")
+
+
+def test_the_example_of_the_diagnosis_prints_one_of_the_first_step_and_one_while_training(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = EXAMPLES[3:]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if line.startswith("Diagnosis of")] == ["Diagnosis of step 0", "Diagnosis of step 100"]
+    before, after = names["found"], names["monitor"].last
+    assert [row.module for row in before.rows] == [row.module for row in after.rows] == ["0", "2"]
+    assert before.loss.realised < 0.0
+    assert {one.kind for one in before.counterfactual} == {"none", "affine-like", "norm-like", "sample", "batch"}
 
 
 def test_every_file_that_it_links_is_there() -> None:
