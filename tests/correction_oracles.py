@@ -31,7 +31,7 @@ def counterfactual(kind: str, calls: list[Call], rate: float, bias: bool) -> lis
         else:
             terms = gram.diagonal()[start : start + len(up)]
             others = (gram - torch.diag(gram.diagonal()))[start : start + len(up)] @ g
-            row["interference"] = oracles.of_gram(terms, others, up)["interference"]
+            row["interference"] = oracles.of_gram(terms, terms, others, up)["interference"]
         found.append(row)
     return found
 

@@ -79,7 +79,7 @@ def diagnosis(
             others = -call.moved(first, one) - terms[i].unsqueeze(1) * call.g if tied else alone[i]
             row = measured(call.moved(first, now), call.g, rate[weight])
             row |= {f"{key}_plain": v for key, v in measured(call.moved(first, flat), call.g, rate[weight]).items()}
-            row |= of_gram(terms[i], others, call.g)
+            row |= of_gram(terms[i], multipliers_alone(first, terms[i]), others, call.g)
             old = first.get_parameter(weight.rpartition(".")[2])
             for key, after in (("update_ratio", now), ("update_ratio_plain", flat)):
                 moved = after.get_parameter(weight.rpartition(".")[2]) - old
@@ -222,10 +222,18 @@ def measured(change: Tensor, g: Tensor, rate: float) -> Row:
     return row
 
 
-def of_gram(terms: Tensor, others: Tensor, g: Tensor) -> Row:
-    """Interference, the percentiles of G_ii, and the count of rows."""
+def multipliers_alone(layer: nn.Module, terms: Tensor) -> Tensor:
+    """What plain descent would multiply each row by if there were no other: G_ii, which a sample correction makes 1."""
+    name = type(layer).__name__
+    if name.startswith("BatchCorrected"):
+        return torch.full_like(terms, torch.nan)
+    return (terms > 0).to(terms.dtype) if name.startswith("SampleCorrected") else terms
+
+
+def of_gram(terms: Tensor, alone_terms: Tensor, others: Tensor, g: Tensor) -> Row:
+    """Interference, the percentiles of the multipliers of rows alone, and the count of rows."""
     kept = g.count_nonzero(1) > 0
-    alone = terms[kept].numpy()
+    alone = alone_terms[kept].numpy()
     row = {f"self_term_{key}": float(np.percentile(alone, q, method="linear")) for key, q in (("p5", 5), ("median", 50), ("p95", 95))}
     row["interference"] = float((g.norm(dim=1) * others.norm(dim=1))[kept].sum() / (terms * g.square().sum(1))[kept].sum())
     return row | {"rows": int(kept.sum()), "masked": int((~kept).sum())}

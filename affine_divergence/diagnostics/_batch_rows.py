@@ -32,11 +32,12 @@ def batch_gradients(rows: Rows, weight: Tensor, needed: Needed, damping: float) 
 
 
 def _of_tokens(map_: EmbeddingMap, x: Tensor, g: Tensor, weight: Tensor, damping: float) -> Tensor:
-    # X̃ᵀX̃ is the diagonal of how often each token occurs, and the mean squared length of the rows 1.
+    # X̃ᵀX̃ is the diagonal of how often each token occurs; the mean squared length of the rows is 1, where some are padding below.
     total = map_.gradients(x, g, weight, (True, False))[0]
     assert total is not None
     counts = torch.bincount(x, minlength=len(weight)).unsqueeze(1).to(total.dtype)
-    return total / (counts + damping)
+    movable = map_.movable(x)
+    return total / (counts + damping * (1.0 if movable is None else movable.to(total.dtype).mean()))
 
 
 def _of_transposed(map_: ConvMap, x: Tensor, g: Tensor, weight: Tensor, needed: Needed, damping: float) -> Pair:

@@ -19,19 +19,17 @@ from affine_divergence.gradient._solve import solve_dtype
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _SINE = 1e-6  # by a cosine of which half the digits are left
-_NARROW = 5e-2  # of float16 and bfloat16
-_MARGIN = 16.0
+_MARGIN = 8.0
 _PART = 2**15  # numbers compared at a time
 
 
 class Compared(NamedTuple):
-    """A parameter's gradient by the rows and as it was: both lengths, the difference's, relative error, cosine, what sums round to."""
+    """A parameter's gradient by the rows and as it was: both lengths, the difference's, the cosine, and what sums round to."""
 
     parameter: Parameter
     numbers: list[Tensor]
-    narrow: bool
+    eps: float
 
 
 def compared(accounts: Sequence[Account], gradients: Gradients, had: Mapping[Parameter, Tensor], before: Before) -> list[Compared]:
@@ -41,10 +39,10 @@ def compared(accounts: Sequence[Account], gradients: Gradients, had: Mapping[Par
         gradients = total(calls, _as_its_layer)
     # The gradient of a batch-corrected layer hangs on its average and its group: it is not made again.
     left_out = {part.parameter for one in calls if one.layer.correction == "batch" for part in one.layer.parts if part is not None}
-    narrow = {part.parameter for one in calls if one.narrow for part in one.layer.parts if part is not None}
+    eps = {part.parameter: max(c.eps for c in calls) for one in calls for part in one.layer.parts if part is not None}
     roundings = _roundings(accounts)
     return [
-        Compared(p, [*_numbers(gradient, had[p], -1.0 if p in before.maximized else 1.0), roundings[p]], p in narrow)
+        Compared(p, [*_numbers(gradient, had[p], -1.0 if p in before.maximized else 1.0), roundings[p]], eps[p])
         for p, gradient in gradients.items()
         if p in had and p not in left_out
     ]
@@ -57,25 +55,26 @@ def checks(found: Sequence[Compared], names: Mapping[Parameter, str], *, scaled:
     With scaled, a factor between both is nothing wrong: clipping, or the scale of a loss.
     """
     made = []
-    for one, (by_rows, had, difference, error, cosine, rounding) in zip(found, transferred([one.numbers for one in found]), strict=True):
-        tolerance = _NARROW if one.narrow else _TOLERANCE.get(one.parameter.dtype, _NARROW)
+    for one, (by_rows, had, difference, cosine, rounding) in zip(found, transferred([one.numbers for one in found]), strict=True):
         if scaled:  # of the rows' gradient what is aside of the other; all of it where one is 0 or not a number
-            sine = math.sqrt(max(0.0, 1.0 - cosine * abs(cosine))) if math.isfinite(cosine) else 1.0
-            left, tolerated = sine * by_rows, max(tolerance, _SINE) * by_rows
+            size, left = by_rows, by_rows * (math.sqrt(max(0.0, 1.0 - cosine * abs(cosine))) if math.isfinite(cosine) else 1.0)
         else:
-            left, tolerated = difference, tolerance * had
+            size, left = had, difference
         # What the sum of the rows rounds to is no error: the gradient of a bias before a batch normalisation is nothing else.
-        ok = left <= tolerated + rounding and (by_rows > 0.0 or not scaled or had == 0.0)
-        reason = "" if ok else f"the captured calls explain its gradient only in part ({_found(error, cosine, scaled)}): {_CAUSES}"
+        ok = left <= _tolerance(one.eps, scaled=scaled) * size + rounding and (by_rows > 0.0 or not scaled or had == 0.0)
+        error = left / size if size else (math.inf if left else 0.0)
+        reason = "" if ok else f"the captured calls explain its gradient only in part (error {error:.2g}, cosine {cosine:.4f}): {_CAUSES}"
         made.append(Check(parameter=names.get(one.parameter, "?"), error=error, cosine=cosine, ok=ok, reason=reason))
     return made
 
 
+def _tolerance(eps: float, *, scaled: bool) -> float:
+    if eps > 1e-4:  # float16, bfloat16
+        return 5e-2
+    return 1e-3 if eps > 1e-10 else _SINE if scaled else 1e-8
+
+
 _CAUSES = "a use of its parameters that no hook sees, a gradient changed by hand, or an output hook"
-
-
-def _found(error: float, cosine: float, scaled: bool) -> str:
-    return f"cosine {cosine:.4f}" if scaled else f"relative error {error:.2g}"
 
 
 def _as_its_layer(one: Told) -> Pair:
@@ -86,11 +85,10 @@ def _as_its_layer(one: Told) -> Pair:
 
 
 def _roundings(accounts: Sequence[Account]) -> dict[Parameter, Tensor]:
-    """Of the sums over rows, Σ ‖g_i‖√G_ii times a margin over the rounding of their dtype."""
+    """Of the sums over rows, as of as many independent ones: √(Σ ‖g_i‖²G_ii) times the rounding of g, with a margin."""
     found: dict[Parameter, Tensor] = {}
     for one in accounts:
-        eps = torch.finfo(torch.bfloat16 if one.told.narrow else one.told.rows.g.dtype).eps
-        size = _MARGIN * eps * (one.sums.gg * one.sums.own).sqrt().sum()
+        size = _MARGIN * one.told.eps * (one.sums.gg * one.sums.own).sum().sqrt()
         for part in one.told.layer.parts:
             if part is not None:
                 found[part.parameter] = found[part.parameter] + size if part.parameter in found else size
@@ -98,13 +96,12 @@ def _roundings(accounts: Sequence[Account]) -> dict[Parameter, Tensor]:
 
 
 def _numbers(predicted: Tensor, actual: Tensor, sign: float) -> list[Tensor]:
-    """The lengths of both and of their difference, the relative error and the cosine; no error and 1 where both are 0."""
+    """The lengths of both and of their difference, and the cosine, which is 1 where both are 0."""
     actual = actual.to_dense() if actual.is_sparse else actual
     sums = torch.zeros(4, dtype=solve_dtype(actual.device), device=actual.device)
     for p, a in zip(predicted.reshape(-1).split(_PART), actual.reshape(-1).split(_PART), strict=True):
         p, a = p.to(sums.dtype), sign * a.to(sums.dtype)
         sums += torch.stack([p.dot(p), a.dot(a), p.dot(a), (p - a).square_().sum()])
     pp, aa, pa, rest = sums
-    none = (pp == 0) & (aa == 0)
-    error, cosine = (rest / aa).sqrt(), pa / (pp.sqrt() * aa.sqrt())
-    return [pp.sqrt(), aa.sqrt(), rest.sqrt(), torch.where(none, 0.0, error), torch.where(none, 1.0, cosine.clamp(-1.0, 1.0))]
+    cosine = pa / (pp.sqrt() * aa.sqrt())
+    return [pp.sqrt(), aa.sqrt(), rest.sqrt(), torch.where((pp == 0) & (aa == 0), 1.0, cosine.clamp(-1.0, 1.0))]

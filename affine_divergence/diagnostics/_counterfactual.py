@@ -63,7 +63,7 @@ def steps(
     length = _norm(changes["actual"])
     for kind, direction in directions.items():
         if norm := _norm(direction):
-            changes[kind] = {p: (length / norm if p in before.maximized else -length / norm) * t for p, t in direction.items()}
+            changes[kind] = {p: -length / norm * t for p, t in direction.items()}  # the rows have the sign of what is minimised
     return [
         Step(kind=kind, norm=_norm(change), predicted=inner(gradients, change.__getitem__, change), realised=realised(change))
         for kind, change in changes.items()

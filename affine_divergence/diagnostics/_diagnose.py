@@ -46,12 +46,13 @@ def diagnose(
 
     The step is taken: forward, backward, `optimizer.step()`. The change δz_i of each row of a layer's output by the layer's own
     parameters is then the layer applied to their actual change, whatever the optimiser made of the gradient, and is held
-    against −g_i, the row's own steepest descent. No Gram matrix is formed and no gradient of a single sample. In the end the
-    model, the optimiser, gradients and random numbers are as they were; a compiled model is run without compilation.
+    against −g_i, the row's own steepest descent. For that no Gram matrix is formed and no gradient of a single sample. In the
+    end the model, the optimiser, gradients and random numbers are as they were; a compiled model is run without compilation.
 
-    Numbers are of a layer's own parameters, first order: layers before it move too, and that is not in them. They do not depend
-    on whether the loss is a mean or a sum. The model is run in the mode that it is in: call `model.train()` first to see
-    a training step.
+    Numbers are of a layer's own parameters, first order: layers before it move too, and that is not in them. Under plain gradient
+    descent multipliers, alignment and interference do not depend on whether the loss is a mean or a sum; the update ratio does,
+    and so does what other optimisers, or weight decay, do. The model is run in the mode that it is in: call `model.train()`
+    first to see a training step.
 
     Args:
         model: any model. Measured are nn.Linear, Conv1d/2d/3d, ConvTranspose1d/2d/3d, Embedding, the projections of

@@ -16,6 +16,7 @@ from affine_divergence.functional._channels import channel_sqnorm
 from affine_divergence.functional._geometry import Geometry
 from affine_divergence.functional._rows import row_sqnorm
 from affine_divergence.functional._scale import Scale
+from affine_divergence.gradient._solve import solve_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -230,9 +231,12 @@ class SampleMap(_OfRealRows):
         return self.inner.product(x, weight, bias)
 
     def gradients(self, x: Tensor, g: Tensor, weight: Tensor, needed: Needed) -> Pair:
-        own = self.inner.self_term(x, g, needed)
-        divided = torch.where(own > 0, own.reciprocal(), 0.0).unsqueeze(self.axis) * g
-        return self.inner.gradients(x, divided, weight, needed)
+        dtype = solve_dtype(g.device)  # 1/G_ii of a row of length 1e-20 is beyond float32, g x/G_ii is not
+        wide_x, wide_g = x.to(dtype), g.to(dtype)
+        own = self.inner.self_term(wide_x, wide_g, needed)
+        divided = torch.where(own > 0, own.reciprocal(), 0.0).unsqueeze(self.axis) * wide_g
+        of_weight, of_bias = self.inner.gradients(wide_x, divided, weight.to(dtype), needed)
+        return None if of_weight is None else of_weight.to(g.dtype), None if of_bias is None else of_bias.to(g.dtype)
 
     def self_term(self, x: Tensor, g: Tensor, needed: Needed) -> Tensor:
         return (self.inner.self_term(x, g, needed) > 0).to(g.dtype)

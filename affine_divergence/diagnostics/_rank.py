@@ -1,6 +1,7 @@
 # The numerical rank of the rows that a layer's step can tell apart.
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,10 +45,11 @@ def rank(rows: Rows, needed: tuple[bool, bool], weight: Tensor) -> tuple[Tensor,
     return torch.where(finite, found.to(dtype), torch.nan), limit
 
 
-def _parts(rows: Rows, needed: tuple[bool, bool], dtype: torch.dtype) -> list[Tensor]:
+def _parts(rows: Rows, needed: tuple[bool, bool], dtype: torch.dtype) -> Iterator[Tensor]:
     """X̃ of a few rows or images at a time, (groups, rows, columns)."""
     size = max(1, _PART // max(1, _entries(rows)))
-    return [_augmented(rows.map, x.to(dtype), needed) for x in rows.x.split(size)]
+    for x in rows.x.split(size):
+        yield _augmented(rows.map, x.to(dtype), needed)
 
 
 def _entries(rows: Rows) -> int:

@@ -23,9 +23,10 @@ class Row:
     """One call of one layer in one step: what the step did to each row of its output, z_i, at the input that the call had.
 
     A row is what one output is made of: a row of a linear layer's input, a token of an embedding, the patch of one image, group and
-    position of a convolution. δz_i is the change of z_i by the layer's own parameters alone, g_i = ∂L/∂z_i; rows whose g_i is exactly
-    0 are masked: counted, and left out of everything else. Names that end with _plain are of the change −lr · ∂L/∂θ, which plain
-    gradient descent would have made at the same learning rate; the others of the change that the optimiser made.
+    position of a convolution. δz_i is the change of z_i by the layer's own parameters alone, g_i = ∂L/∂z_i. Rows whose g_i is
+    exactly 0, and tokens of an embedding's padding, are masked: counted, and left out of everything else. Names that end with
+    _plain are of the change −lr · ∂L/∂θ, which plain gradient descent would have made at the same learning rate; the others of the
+    change that the optimiser made.
     """
 
     module: str
@@ -55,7 +56,7 @@ class Row:
     multiplier_cv: float  # standard deviation over |mean| of the rows
     multiplier_mean_plain: float
     multiplier_cv_plain: float
-    self_term_p5: float  # of G_ii: the multiplier that row i would have alone, ‖x_i‖² + 1 in a plain layer with a bias
+    self_term_p5: float  # of the multiplier that row i would have alone, G_ii; NaN by a batch correction
     self_term_median: float
     self_term_p95: float
     rank_limit: int | None  # min(N, d + 1) of the N rows, masked ones too
@@ -79,7 +80,7 @@ class Check:
     """The self-check of a parameter: what the captured rows say plain gradient descent would change, against what it would change."""
 
     parameter: str
-    error: float  # ‖predicted − actual‖/‖actual‖
+    error: float  # ‖predicted − actual‖/‖actual‖; of a Monitor after a common factor, by which clipping may have shortened gradients
     cosine: float  # between both; 1 whatever loss scale or clipping came between
     ok: bool
     reason: str

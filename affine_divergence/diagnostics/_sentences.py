@@ -12,6 +12,7 @@ from affine_divergence.diagnostics._tables import PLAIN, name_of, number, twinne
 
 K = TypeVar("K")
 V = TypeVar("V")
+_RESOLVED = 1e-5  # 100 times the rounding of float32
 _NAMED = 8  # names in a line before the rest is counted
 SCOPE = (
     "Every number is of a layer's own parameters at the input that the layer had, to first order; the layers before it move too, and how "
@@ -20,7 +21,7 @@ SCOPE = (
 GOOD = (
     "Good is a step that moves every row of a layer's output against its own gradient, and all by one factor: alignment 1, nothing uphill, "
     "a multiplier of no spread, interference 0, efficiency -1. In a plain layer a row alone has the multiplier ‖x‖² + 1, in a corrected "
-    "one 1 (at gain 1); what the other rows of the batch do comes on top."
+    "one the same as all others; what the other rows of the batch do comes on top."
 )
 BENIGN = (
     "Benign: a large interference while the alignment is near 1 (the rows pull the same way, as with inputs after a ReLU or equal tokens), "
@@ -81,8 +82,8 @@ def loss_line(diagnosis: Diagnosis) -> str | None:
     loss = diagnosis.loss
     if loss is None:
         return None
-    ratio = loss.realised / loss.predicted if loss.predicted else math.nan
-    of = "" if math.isnan(ratio) else f", {number(ratio)} times the predicted"
+    told = abs(loss.predicted) > _RESOLVED * abs(loss.before)  # else the difference of two losses is mostly their rounding
+    of = f", {number(loss.realised / loss.predicted)} times the predicted" if told else ""
     return (
         f"The step on the same batch: loss {loss.before:.5g} before, {loss.after:.5g} after. Change predicted to first order "
         f"{number(loss.predicted)}, realised {number(loss.realised)}{of}."

@@ -10,7 +10,7 @@ import torch
 
 from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._gradients import Gradients
-from affine_divergence.diagnostics._maps import Pair
+from affine_divergence.diagnostics._layers import Layer
 from affine_divergence.diagnostics._measures import SHARES, SUMMARY, RowSums, interference, row_sums, summary
 from affine_divergence.diagnostics._quantiles import quantiles
 from affine_divergence.diagnostics._rank import rank
@@ -18,6 +18,7 @@ from affine_divergence.diagnostics._records import Row
 from affine_divergence.diagnostics._told import Told
 from affine_divergence.diagnostics._transfer import transferred
 from affine_divergence.diagnostics._verdict import verdict
+from affine_divergence.gradient._solve import solve_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,26 +38,36 @@ class Account:
 
 def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bool) -> Account:
     """The measures of a call; those of the plain gradient where it is given."""
-    lr = before.lr[one.leading().parameter]
+    leading = one.leading(before)
+    lr = before.lr[leading.parameter]
     own = one.parts(before.change)
     gradient = None if gradients is None else one.parts(gradients.__getitem__)
     apart = gradients is not None and one.rates(before) != {lr}
     descended = one.parts(lambda p: -before.lr[p] * gradients[p]) if apart and gradients is not None else None
     sums = row_sums(one.rows, [own] if descended is None else [own, descended], one.needed, gradient)
     numbers = dict(vars(summary(sums, sums.moved[0], lr)))
-    size = before.length(one.leading())
-    numbers["update_ratio"] = _length(own) / size
-    numbers.update(zip(("self_term_p5", "self_term_median", "self_term_p95"), quantiles(sums.own, sums.used, SHARES), strict=True))
+    place, size = one.layer.parts.index(leading), before.length(leading)
+    numbers["update_ratio"] = _length(own[place]) / size
+    alone = quantiles(_alone(one.layer, sums.own), sums.used, SHARES)
+    numbers.update(zip(("self_term_p5", "self_term_median", "self_term_p95"), alone, strict=True))
     numbers["rows"] = sums.used.sum()
     if sums.pull is not None and gradient is not None:
         plain = sums.pull.times(-lr) if descended is None else sums.moved[1]
         numbers.update({f"{name}_plain": number for name, number in vars(summary(sums, plain, lr)).items()})
-        numbers["update_ratio_plain"] = abs(lr) * _length(gradient) / size
+        numbers["update_ratio_plain"] = abs(lr) * _length(gradient[place]) / size
         numbers["interference"] = interference(sums)
     limit = None
     if ranks:
         numbers["rank"], limit = rank(one.rows, one.needed, one.weight)
     return Account(one, sums, lr, numbers, limit, before.assumed)
+
+
+def together(family: Sequence[Account]) -> Tensor:
+    """The efficiency of all calls that share parameters: of one of them it may be above 0 in a step that goes down."""
+    sums = [[torch.where(s.used, t, 0.0).sum() for t in (*s.moved[0], s.gg)] for s in (one.sums for one in family)]
+    dot, square, gg = (torch.stack(column).sum() for column in zip(*sums, strict=True))
+    efficiency: Tensor = dot / (square.sqrt() * gg.sqrt())
+    return efficiency
 
 
 def rows_of(accounts: Sequence[Account], wrong: Mapping[str, str], names: Mapping[Parameter, str]) -> list[Row]:
@@ -74,15 +85,21 @@ def _row(one: Account, found: Mapping[str, float], wrong: Mapping[str, str], nam
     values["rank"] = None if math.isnan(kept) else int(kept)
     layer = one.told.layer
     parameters = [names.get(part.parameter, "?") for part in layer.parts if part is not None]
-    ruling, reason = verdict(values, one.lr, assumed=one.assumed, check=next((wrong[name] for name in parameters if name in wrong), ""))
+    check = next((wrong[name] for name in parameters if name in wrong), "")
+    ruling, reason = verdict(values, one.lr, values.pop("together"), assumed=one.assumed, check=check)
     return Row(
         module=layer.name, call=one.told.number, type=layer.type, verdict=ruling, reason=reason, rank_limit=one.rank_limit, **values
     )
 
 
-def _length(change: Pair) -> Tensor:
-    """Of the change of the weight; where that is frozen, of the bias."""
-    delta = change[0] if change[0] is not None else change[1]
+def _length(delta: Tensor | None) -> Tensor:
     assert delta is not None
-    length: Tensor = torch.linalg.vector_norm(delta)
+    length: Tensor = torch.linalg.vector_norm(delta, dtype=solve_dtype(delta.device))
     return length
+
+
+def _alone(layer: Layer, own: Tensor) -> Tensor:
+    """The multipliers that the rows would have alone: G_ii, or 1 by the sample correction; what the batch correction makes is not said."""
+    if layer.correction == "batch":
+        return torch.full_like(own, torch.nan)
+    return (own > 0).to(own.dtype) if layer.correction == "sample" else own

@@ -14,7 +14,7 @@ from affine_divergence.diagnostics._coverage import coverage, fired_of
 from affine_divergence.diagnostics._gradients import plain as plain_gradient, total
 from affine_divergence.diagnostics._records import VERDICTS, Check, Coverage, Row, Samples
 from affine_divergence.diagnostics._samples import samples_of
-from affine_divergence.diagnostics._step import Account, account, rows_of
+from affine_divergence.diagnostics._step import Account, account, rows_of, together
 from affine_divergence.diagnostics._told import Told, families, told
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ def _told_together(
     """Of the calls that share parameters, whose gradients are in memory here and no longer."""
     gradients = total(family, plain_gradient) if plain else None
     accounts = [account(one, before, gradients, ranks=ranks) for one in family]
+    efficiency = together(accounts)
+    for one in accounts:
+        one.numbers["together"] = efficiency
     return accounts, [] if gradients is None else compared(accounts, gradients, had, before)
 
 

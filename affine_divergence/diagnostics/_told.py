@@ -29,7 +29,7 @@ class Told:
     rows: Rows
     needed: tuple[bool, bool]
     weight: Tensor  # for its shape: of now
-    narrow: bool  # computed in float16 or bfloat16
+    eps: float  # of the dtype in which the gradient arrived
 
     def parts(self, of: Callable[[Parameter], Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """What there is of both parameters, in the dtype of the rows; None of one that does not change."""
@@ -44,11 +44,10 @@ class Told:
         parts = (part for part, needed in zip(self.layer.parts, self.needed, strict=True) if part is not None and needed)
         return {before.lr[part.parameter] for part in parts}
 
-    def leading(self) -> Part:
-        """The weight, where it changes; else the bias."""
-        part = self.layer.weight if self.needed[0] else self.layer.bias
-        assert part is not None
-        return part
+    def leading(self, before: Before) -> Part:
+        """The weight, where it changes; else the bias. By its learning rate multipliers are counted."""
+        parts = [part for part, needed in zip(self.layer.parts, self.needed, strict=True) if part is not None and needed]
+        return next((part for part in parts if before.lr[part.parameter] != 0.0), parts[0])
 
 
 def families(calls: Sequence[Told]) -> list[list[Told]]:
@@ -78,14 +77,16 @@ def told(calls: Iterable[Call], before: Before, loss_scale: float = 1.0) -> tupl
         if changed is not None and (changed != "its input" or needed[0] or layer.structural):
             failed[layer.name] = f"{changed} was changed in place before the step: measure without that operation"
             continue
-        leading = layer.weight if needed[0] else layer.bias
-        assert leading is not None
+        signs = {part.parameter in before.maximized for part, moves in zip(layer.parts, needed, strict=True) if part is not None and moves}
+        if len(signs) > 1:
+            failed[layer.name] = "its weight is to maximise the loss and its bias to minimise it, or the reverse"
+            continue
         assert layer.weight is not None
-        sign = -1.0 if leading.parameter in before.maximized else 1.0
+        sign = -1.0 if True in signs else 1.0
         rows = _rows(call, sign / loss_scale)
         assert call.g is not None
-        narrow = call.g.dtype.itemsize < 4
-        ready.append(Told(layer, number, rows, needed, layer.weight.of(layer.weight.parameter.detach()).to(rows.g.dtype), narrow))
+        eps = torch.finfo(call.g.dtype).eps
+        ready.append(Told(layer, number, rows, needed, layer.weight.of(layer.weight.parameter.detach()).to(rows.g.dtype), eps))
     return ready, failed
 
 

@@ -19,34 +19,41 @@ SPREAD = 10.0
 UPDATE = 0.1
 """‖δW‖/‖W‖ of one step; usual trainings have some 1e-3."""
 RULES = (
-    f"Verdicts: broken is what is not finite, or raises the loss (efficiency above {RISING:+g}). Look is an efficiency above 0, more than "
-    f"{UPHILL:.0%} of the rows uphill, rows that alone would learn at rates more than {SPREAD:g} times apart (p95/p5 of G_ii), a step of "
-    f"more than {UPDATE:.0%} of the weight, and a gradient that the self-check does not explain."
+    f"Verdicts: broken is what is not finite, or a step against its objective (efficiency above {RISING:+g}, over all calls that share "
+    f"the parameters). Look is an efficiency above 0, more than {UPHILL:.0%} of the rows uphill, rows that alone would learn at rates more "
+    f"than {SPREAD:g} times apart (p95/p5 of G_ii), a step of more than {UPDATE:.0%} of the weight, and a gradient that the self-check "
+    f"does not explain."
 )
 
 
-def verdict(row: Mapping[str, Any], lr: float, *, assumed: bool = False, check: str = "") -> tuple[Verdict, str]:
-    """The verdict of a row's measures, with the reason; assumed: the learning rate is nobody's choice; check: what the self-check found."""
+def verdict(row: Mapping[str, Any], lr: float, together: float, *, assumed: bool = False, check: str = "") -> tuple[Verdict, str]:
+    """The verdict of a row's measures, with the reason.
+
+    together: the efficiency of all calls that share the parameters; assumed: the learning rate is nobody's choice; check: what the
+    self-check found.
+    """
     if not row["rows"]:
         return "look", "no row has a gradient: nothing is learned from this call"
     if lr == 0.0:
         return "look", "its learning rate is 0"
     if row["update_ratio"] == 0.0:
         return "look", "the step left its parameters as they were"
-    measured = [row[name] for name in ("alignment_median", "efficiency", "self_term_median")]
+    measured = [row[name] for name in ("alignment_median", "efficiency")]
     if not all(map(math.isfinite, measured)):
         return "broken", "inputs, gradients or the change of its parameters are not finite"
-    efficiency = row["efficiency"]
-    if efficiency > RISING:
-        return "broken", f"to first order its step raises the loss: efficiency {efficiency:+.2f} (above {RISING:+g}; ideal is -1)"
-    found = [check, _rising(efficiency), _uphill(row["below_zero"]), _spread(row["self_term_p5"], row["self_term_p95"])]
+    if together > RISING:
+        return "broken", f"to first order its step goes against its objective: efficiency {together:+.2f} (above {RISING:+g}; ideal is -1)"
+    found = [check, _rising(row["efficiency"], together), _uphill(row["below_zero"]), _spread(row["self_term_p5"], row["self_term_p95"])]
     found.append("" if assumed else _update(row["update_ratio"]))
     reasons = [reason for reason in found if reason]
     return ("look", "; ".join(reasons)) if reasons else ("ok", "")
 
 
-def _rising(efficiency: float) -> str:
-    return f"its step does not lower the loss: efficiency {efficiency:+.2f} (above 0; ideal is -1)" if efficiency > 0.0 else ""
+def _rising(efficiency: float, together: float) -> str:
+    if efficiency <= 0.0:
+        return ""
+    others = "" if together > 0.0 else ", which other calls with its parameters outweigh"
+    return f"to first order the step of this call goes against its objective: efficiency {efficiency:+.2f} (above 0; ideal is -1){others}"
 
 
 def _uphill(share: float) -> str:
@@ -65,4 +72,4 @@ def _update(ratio: float) -> str:
     # Of a weight that was 0 the ratio is infinite: that of an output layer at the first step, say.
     if not UPDATE < ratio < math.inf:
         return ""
-    return f"the step changes its weight by {ratio:.0%} of the norm (above {UPDATE:.0%}: first order says little)"
+    return f"the step changes its parameters by {ratio:.0%} of their norm (above {UPDATE:.0%}: first order says little)"
