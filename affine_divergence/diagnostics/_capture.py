@@ -3,9 +3,10 @@
 # Only a call whose gradient arrives is kept; until then the graph alone holds what was seen of it, and drops it with itself.
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,10 +56,11 @@ class Capture:
         self.calls: list[Call] = []
         self.forwards: Counter[Layer] = Counter()
         self._failed = failed
-        self._depth = _Suspended.depth
+        self._depth = _SUSPENDED.depth
         self._round = 0
         self._sequence = 0
         self._handles: list[RemovableHandle] = []
+        self._watches: list[_Watch] = []
 
     @property
     def attached(self) -> bool:
@@ -71,17 +73,21 @@ class Capture:
             return
         for site in self.found.sites:
             if isinstance(site.module, nn.MultiheadAttention):
-                hook = _AttentionHook(self, site)
-                self._handles.append(site.module.register_forward_pre_hook(hook.before, prepend=True))
-                self._handles.append(site.module.register_forward_hook(hook.after, always_call=True))
+                watch = _Watch(self, site)
+                self._watches.append(watch)
+                self._handles.append(site.module.register_forward_pre_hook(_Before(self, watch), prepend=True))
+                self._handles.append(site.module.register_forward_hook(_After(self, watch), always_call=True))
             else:  # before the model's own hooks, which may return something else
-                self._handles.append(site.module.register_forward_hook(_LinearHook(self, site), with_kwargs=True, prepend=True))
+                self._handles.append(site.module.register_forward_hook(_LayerHook(self, site), with_kwargs=True, prepend=True))
 
     def detach(self) -> None:
         """Remove the hooks and drop what was kept."""
         for handle in self._handles:
             handle.remove()
+        for watch in self._watches:
+            watch.end()
         self._handles.clear()
+        self._watches.clear()
         self.listening = False
         self.drop()
 
@@ -105,7 +111,7 @@ class Capture:
 
     def hears(self) -> bool:
         """Whether a call is to be looked at now."""
-        if torch.compiler.is_compiling() or not self.listening or _Suspended.depth != self._depth:
+        if torch.compiler.is_compiling() or not self.listening or _SUSPENDED.depth != self._depth:
             return False
         return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
@@ -141,7 +147,7 @@ class Capture:
 
     def _arrived(self, call: Call, g: Tensor, differentiable: bool, recomputed: bool) -> None:
         # A pass with create_graph is differentiated again; what it adds to the parameters comes with the second pass.
-        if call.round != self._round or not self.listening or _Suspended.depth != self._depth or differentiable:
+        if call.round != self._round or not self.listening or differentiable or not _adds_up(call.layer):
             return
         task = torch._C._current_graph_task_id()
         if call.g is None:
@@ -153,10 +159,8 @@ class Capture:
 
     def _drop_zeroed(self, layer: Layer, task: int) -> None:
         # What earlier passes left in .grad was dropped before this one: they have no part in the step that follows.
-        if any(part is not None and part.parameter.grad is not None for part in layer.parts):
-            return
         stale = [call for call in self.calls if call.layer is layer and call.task != task]
-        if stale:
+        if stale and not any(part is not None and _has_gradient(part.parameter) for part in layer.parts):
             self.calls = [call for call in self.calls if call not in stale]
             self.forwards[layer] -= len(stale)
 
@@ -166,40 +170,65 @@ def learns(layer: Layer) -> bool:
     return any(part is not None and part.parameter.requires_grad for part in layer.parts)
 
 
-class _Suspended:
+def _has_gradient(parameter: nn.Parameter) -> bool:
+    return parameter.grad is not None and (parameter.grad.is_sparse or bool(parameter.grad.any()))
+
+
+def _adds_up(layer: Layer) -> bool:
+    """Whether the present pass adds to the gradient of the layer's parameters; one for the gradient of something else does not."""
+    learning = [part.parameter for part in layer.parts if part is not None and part.parameter.requires_grad]
+    with torch.enable_grad():
+        nodes: list[Any] = [parameter.view_as(parameter).grad_fn.next_functions[0][0] for parameter in learning]  # type: ignore[union-attr]
+    try:
+        return any(torch._C._will_engine_execute_node(node) for node in nodes)
+    except RuntimeError:  # of autograd.grad for this very parameter, which is returned, not added
+        return False
+
+
+class _Suspended(threading.local):
     depth = 0
+
+
+_SUSPENDED = _Suspended()
 
 
 def is_suspended() -> bool:
     """Whether only captures made in here listen."""
-    return _Suspended.depth > 0
+    return _SUSPENDED.depth > 0
 
 
 @contextmanager
 def suspended() -> Iterator[None]:
     """No capture listens in here but those made in here: `diagnose` is no step of a training that a monitor follows."""
-    _Suspended.depth += 1
+    _SUSPENDED.depth += 1
     try:
         yield
     finally:
-        _Suspended.depth -= 1
+        _SUSPENDED.depth -= 1
 
 
 class _Hook:
-    # Copies and pickles of a module carry its hooks along: they get one that does nothing, and keep nothing alive.
-    def __init__(self, capture: Capture | None = None, site: Site | None = None) -> None:
-        self.capture, self.site = capture, site
+    # Copies and pickles of a module carry its hooks along: they get one of the standard library, that does nothing and keeps nothing alive.
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
-        return type(self)()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _NOTHING
 
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return type(self), ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
 
 
-class _LinearHook(_Hook):
+_NOTHING = nullcontext().__exit__  # takes anything and returns None
+
+
+class _LayerHook(_Hook):
+    def __init__(self, capture: Capture, site: Site) -> None:
+        super().__init__(capture)
+        self.site = site
+
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> None:
-        if self.capture is None or self.site is None or module is not self.site.module or not self.capture.hears():
+        if module is not self.site.module or not self.capture.hears():
             return
         try:
             x = args[0] if args else kwargs[self.site.input]
@@ -209,30 +238,45 @@ class _LinearHook(_Hook):
             self.capture.fail(error)
 
 
-class _AttentionHook(_Hook):
-    def __init__(self, capture: Capture | None = None, site: Site | None = None) -> None:
-        super().__init__(capture, site)
-        self._watch: Projections | None = None
+class _Watch:
+    """The projections of one attention module, while its forward runs."""
 
-    def before(self, module: nn.Module, args: Any) -> None:
-        if self.capture is not None and self.capture.hears():
-            self._watch = Projections(self._seen)
-            self._watch.begin()
+    def __init__(self, capture: Capture, site: Site) -> None:
+        self.capture, self.site = capture, site
+        self._projections: Projections | None = None
 
-    def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._watch is not None:
-            self._watch.end()
-            self._watch = None
+    def begin(self) -> None:
+        self.end()  # of a forward that was interrupted, after which no hook is called
+        self._projections = Projections(self._seen)
+        self._projections.begin()
+
+    def end(self) -> None:
+        if self._projections is not None:
+            self._projections.end()
+            self._projections = None
 
     def _seen(self, x: Tensor, weight: Tensor, z: Tensor) -> None:
-        assert self.capture is not None
-        assert self.site is not None
         try:
             parts = [(layer, columns) for layer in self.site.layers if (columns := _columns(layer, weight)) is not None]
             if parts:
                 self.capture.called(parts, x, (), z)
         except Exception as error:
             self.capture.fail(error)
+
+
+class _Before(_Hook):
+    def __init__(self, capture: Capture, watch: _Watch) -> None:
+        super().__init__(capture)
+        self.watch = watch
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if module is self.watch.site.module and self.capture.hears():
+            self.watch.begin()
+
+
+class _After(_Before):
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
+        self.watch.end()
 
 
 def _columns(layer: Layer, weight: Tensor) -> slice | None:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from affine_divergence.diagnostics._records import Coverage
@@ -18,11 +18,16 @@ def coverage(
     found: Found,
     forwards: Mapping[Layer, int],
     fired: Mapping[Layer, int],
+    measured: Set[str],
     failed: Mapping[str, str],
     *,
     compiled: bool = False,
 ) -> list[Coverage]:
-    """In the order of the model; failed are those whose calls arrived and could not be measured, compiled is that all of it is."""
+    """In the order of the model.
+
+    By name: those that have rows, and why calls that arrived could not be measured. compiled: the whole model is.
+    """
+    modules = dict(model.named_modules())
     compiled_modules = set(model.modules()) if compiled else _compiled(model)
     lines: dict[str, list[Coverage]] = {}
     for name, (module, reason) in found.skipped.items():
@@ -32,17 +37,23 @@ def coverage(
         lines[site.name] = []
         for layer in site.layers:
             calls, arrived = forwards.get(layer, 0), fired.get(layer, 0)
-            reason = failed.get(layer.name) or ("" if arrived else _why_silent(layer, calls, site.module in compiled_modules))
-            status: Any = "skipped" if reason else "measured"
+            reason = failed.get(layer.name, "")
+            if not reason and not arrived:
+                replaced = modules.get(site.name) is not site.module
+                reason = _REPLACED if replaced else _why_silent(layer, calls, site.module in compiled_modules)
+            status: Any = "measured" if layer.name in measured else "skipped"
             own = sum(part.of(part.parameter).numel() for part in layer.parts if part is not None)
             one = Coverage(module=layer.name, type=layer.type, status=status, reason=reason, parameters=own, calls=calls, fired=arrived)
             lines[site.name].append(one)
-    return [line for name, _ in model.named_modules() for line in lines.get(name, ())]
+    return [line for name in (*modules, *(lines.keys() - modules.keys())) for line in lines.get(name, ())]
 
 
 def fired_of(calls: list[Any]) -> Counter[Layer]:
     """How many calls of each layer got their gradient."""
     return Counter(call.layer for call in calls)
+
+
+_REPLACED = "another module has taken its place: begin anew to see that one"
 
 
 def _why_silent(layer: Layer, calls: int, compiled: bool) -> str:

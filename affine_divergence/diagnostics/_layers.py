@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from affine_divergence import nn as corrected
@@ -38,6 +39,11 @@ class Part:
         value: nn.Parameter = getattr(self.module, self.name)
         return value
 
+    @property
+    def held(self) -> bool:
+        """Whether it is there: a bias may be set to None later."""
+        return isinstance(getattr(self.module, self.name, None), nn.Parameter)
+
     def of(self, whole: Tensor) -> Tensor:
         """The part of a tensor that is like the parameter."""
         if self.cut is not None:
@@ -55,6 +61,7 @@ class Layer:
     weight: Part | None
     bias: Part | None
     correction: str = "none"  # that it has: its parameters' gradients, or its map, are corrected already
+    known_as: type[nn.Module] = nn.Module  # the class that the map is of
 
     @property
     def type(self) -> str:
@@ -68,8 +75,9 @@ class Layer:
 
     @property
     def parts(self) -> tuple[Part | None, Part | None]:
-        """Weight and bias."""
-        return self.weight, self.bias
+        """Weight and bias, where there are such."""
+        weight, bias = (part if part is not None and part.held else None for part in (self.weight, self.bias))
+        return weight, bias
 
 
 @dataclass(frozen=True)
@@ -99,14 +107,8 @@ class _Kind:
 
 def find_layers(model: nn.Module, include: str | Sequence[str] | None = None) -> Found:
     """The modules that can be measured, and those with parameters that can not."""
-    patterns = None if include is None else [include] if isinstance(include, str) else list(include)
     names = dict(model.named_modules())
-    if patterns is not None:
-        for pattern in patterns:
-            if not isinstance(pattern, str):
-                raise TypeError(f"include must be a pattern or several of them, as 'encoder.*', got {type(pattern).__name__}")
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                raise ValueError(f"include: no module's name fits {pattern!r}; the model has {', '.join(list(names)[1:9])}, …")
+    chosen = None if include is None else _chosen(model, include)
     sites: list[Site] = []
     skipped: dict[str, tuple[nn.Module, str]] = {}
     claimed: set[nn.Module] = set()
@@ -116,7 +118,7 @@ def find_layers(model: nn.Module, include: str | Sequence[str] | None = None) ->
         found = _layers_of(name, module)
         if found is None and not any(True for _ in module.parameters(recurse=False)):
             continue
-        if patterns is not None and not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+        if chosen is not None and module not in chosen:
             skipped[name] = module, "not in include"
         elif found is None or isinstance(found, str):
             skipped[name] = module, found or _why_not(module)
@@ -127,10 +129,31 @@ def find_layers(model: nn.Module, include: str | Sequence[str] | None = None) ->
     return Found(tuple(sites), skipped)
 
 
+def _chosen(model: nn.Module, include: str | Sequence[str]) -> set[nn.Module]:
+    """The modules that patterns name, by any of their names."""
+    patterns = [include] if isinstance(include, str) else include
+    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"include must be a pattern or a list of them, as 'encoder.*', got {include!r}")
+    if not patterns:
+        raise ValueError("include has no pattern: nothing would be measured; leave it out to measure all")
+    names = list(model.named_modules(remove_duplicate=False))
+    chosen = set()
+    for pattern in patterns:
+        fitting = {module for name, module in names if fnmatch.fnmatchcase(name, pattern)}
+        if not fitting:
+            known = [name for name, _ in names if name]
+            there = f"the model has {', '.join(known[:8])}{', …' if len(known) > 8 else ''}" if known else 'the model itself is named ""'
+            raise ValueError(f"include: no module's name fits {pattern!r}; {there}")
+        chosen |= fitting
+    return chosen
+
+
 def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
     """The layers; or why a module of a type that could be measured is not; or None."""
     if isinstance(module, nn.MultiheadAttention):
         return tuple(_projections(name, module)) if _is_exactly(module, nn.MultiheadAttention) else _OWN_FORWARD
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
     kind, own_forward = _kind(module)
     if kind is None:
         return _OWN_FORWARD if own_forward else None
@@ -146,7 +169,7 @@ def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
     transposed = kind is _HF_CONV1D
     parts = [Part(module, part, transposed=transposed and part == "weight") for part in kind.parameters]
     held = [part if module._parameters.get(part.name) is not None else None for part in parts] + [None]
-    return (Layer(name, module, kind.map_of, held[0], held[1], kind.correction),)
+    return (Layer(name, module, kind.map_of, held[0], held[1], kind.correction, type(module)),)
 
 
 _OWN_FORWARD = "its class has a forward of its own: what it does with the weight is not known"
@@ -170,6 +193,8 @@ def _is_exactly(module: nn.Module, cls: type[nn.Module]) -> bool:
 
 
 def _why_not(module: nn.Module) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "a ScriptModule, in which hooks do not see what layers do"
     if isinstance(module, nn.RNNBase):
         return "its weights are applied inside one fused call, where no hook sees them"
     if isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)) or "Norm" in type(module).__name__:
@@ -191,9 +216,9 @@ def _projections(name: str, module: nn.MultiheadAttention) -> Iterator[Layer]:
         packed = module.in_proj_weight is not None
         weight = Part(module, "in_proj_weight", cut) if packed else Part(module, f"{what}_proj_weight")
         bias = None if module.in_proj_bias is None else Part(module, "in_proj_bias", cut)
-        yield Layer(f"{start}{what}_proj", module, _linear, weight, bias)
+        yield Layer(f"{start}{what}_proj", module, _linear, weight, bias, known_as=type(module))
     bias = None if module.out_proj.bias is None else Part(module.out_proj, "bias")
-    yield Layer(f"{start}out_proj", module, _linear, Part(module.out_proj, "weight"), bias)
+    yield Layer(f"{start}out_proj", module, _linear, Part(module.out_proj, "weight"), bias, known_as=type(module))
 
 
 def _linear(layer: Any, x: Tensor, options: Sequence[Any]) -> AffineMap:

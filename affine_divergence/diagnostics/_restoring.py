@@ -1,8 +1,9 @@
 # Leaving a model and its optimiser as they were, whatever is done to them in between: values, objects, version counters, random numbers.
 from __future__ import annotations
 
+import collections
+import copy
 import functools
-import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,41 +45,42 @@ class Beginning:
     """How it all was at first."""
 
     randomness: Randomness
-    modules: Restore
-    parameters: dict[torch.nn.Parameter, Tensor]  # values of those that the optimiser may change; for nobody to write to
+    forward: list[Restore]  # what a forward may have changed
+    parameters: dict[torch.nn.Parameter, Tensor]  # their values; for nobody to write to
 
     def again(self) -> None:
-        """Buffers, what modules keep besides parameters, and random numbers as at first: the next forward is the first one again."""
+        """Buffers, what modules keep, parameters that no optimiser has and random numbers: the next forward is the first one again."""
         with torch.no_grad():
-            self.modules()
+            for restore in self.forward:
+                restore()
         self.randomness.restore()
 
 
 @contextmanager
 def untouched(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[Beginning]:
-    """The model in any case, its parameters if an optimiser may step: after it all is as before it, also after an error.
+    """The model, and an optimiser that may step: after it all is as before it, also after an error.
 
-    With an optimiser no parameter has a gradient at first.
+    In here no parameter has a gradient at first, where there is an optimiser.
     """
     randomness = Randomness()
-    parameters = list(model.parameters())
-    if optimizer is not None:
-        parameters = list(dict.fromkeys([*parameters, *(p for group in optimizer.param_groups for p in group["params"])]))
-    with _unsafe_preserve_version_counter((*parameters, *model.buffers())):
+    stepped = list(dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])) if optimizer is not None else []
+    parameters = list(dict.fromkeys([*stepped, *model.parameters()]))
+    state = _tensors(vars(optimizer)) if optimizer is not None else []
+    with _unsafe_preserve_version_counter((*parameters, *model.buffers(), *state)):
         saved: dict[int, Restore] = {}
+        values = {p: p.detach().clone() for p in parameters}
+        saved |= {id(p): functools.partial(p.detach().copy_, value) for p, value in values.items()}
+        # A forward may write to parameters too: a momentum encoder, an embedding's max_norm.
+        others = _saved([p for p in parameters if p not in set(stepped)], saved)
         modules = _modules(model, saved)
-        restores = [modules]
+        at_first = [modules, others]
+        restores = [*at_first, *([_saved(stepped, saved), _saved(optimizer, saved)] if optimizer is not None else [])]
         gradients = [(p, p.grad) for p in parameters]
-        values = {}
         if optimizer is not None:
-            values = {p: p.detach().clone() for group in optimizer.param_groups for p in group["params"]}
-            saved |= {id(p): functools.partial(p.detach().copy_, value) for p, value in values.items()}
-            restores.append(_saved([*values], saved))
-            restores.append(_saved(vars(optimizer), saved))
             for p in parameters:
                 p.grad = None
         try:
-            yield Beginning(randomness, modules, values)
+            yield Beginning(randomness, at_first, values)
         finally:
             with torch.no_grad():
                 for restore in restores:
@@ -89,33 +91,44 @@ def untouched(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = 
             randomness.restore()
 
 
+def _tensors(value: Any) -> list[Tensor]:
+    """Those in an optimiser's state, to whatever depth."""
+    if isinstance(value, torch.Tensor):
+        return [] if isinstance(value, torch.nn.Parameter) else [value]
+    if isinstance(value, dict):
+        return [tensor for one in value.values() for tensor in _tensors(one)]
+    return [tensor for one in value for tensor in _tensors(one)] if isinstance(value, (list, tuple)) else []
+
+
 _OF_ANY_MODULE = frozenset(vars(torch.nn.Module()))  # hooks, and the registries
 
 
 def _modules(model: torch.nn.Module, saved: dict[int, Restore]) -> Restore:
-    """Of every module its attributes, what lists and dicts among them hold and, by value, its buffers and other tensors; no parameters."""
-    restores = []
+    """Of every module its attributes with what containers among them hold, and its buffers; not its parameters' values."""
+    restores: list[Restore] = []
     for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):  # whose attributes are C++'s
+            restores.append(_saved(list(module.buffers(recurse=False)), saved))
+            continue
         own = dict(vars(module))
-        registries = [(registry, dict(registry)) for registry in (module._parameters, module._buffers, module._modules)]
-        values = [v for v in itertools.chain(own.values(), module._buffers.values()) if isinstance(v, (torch.Tensor, RunningMoment))]
-        kept = [(v, v.copy()) for name, v in own.items() if isinstance(v, (list, dict)) and name not in _OF_ANY_MODULE]
-        restores.append((module, own, registries, kept, _saved(values, saved)))
+        held = [value for name, value in own.items() if isinstance(value, _HELD) and name not in _OF_ANY_MODULE]
+        restores.append(functools.partial(_refill, vars(module), own))
+        restores += [functools.partial(_refill, registry, dict(registry)) for registry in _registries(module)]
+        restores += [_saved(value, saved) for value in (*held, *module._buffers.values()) if value is not None]
 
     def restore() -> None:
-        for module, own, registries, kept, restore_values in restores:
-            _refill(vars(module), own)
-            for held, content in kept:
-                _refill(held, content)
-            for registry, before in registries:
-                _refill(registry, before)
-            restore_values()
+        for one in restores:
+            one()
 
     return restore
 
 
+def _registries(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._parameters, module._buffers, module._modules
+
+
 def _saved(value: Any, saved: dict[int, Restore]) -> Restore:
-    """How to have a value back, in the same objects: tensors, and dicts and lists down to them."""
+    """How to have a value back, in the same objects: tensors, containers down to them, optimisers inside optimisers."""
     if id(value) not in saved:
         saved[id(value)] = lambda: value  # one that holds itself; and it must live as long as its number stands for it
         saved[id(value)] = _restore(value, saved)
@@ -125,24 +138,32 @@ def _saved(value: Any, saved: dict[int, Restore]) -> Restore:
 def _restore(value: Any, saved: dict[int, Restore]) -> Restore:
     if isinstance(value, torch.Tensor):
         return _tensor(value)
-    if isinstance(value, RunningMoment):
+    if isinstance(value, torch.Generator):
+        return functools.partial(value.set_state, value.get_state())
+    if isinstance(value, np.ndarray):
+        return functools.partial(np.copyto, value, value.copy())
+    if isinstance(value, (RunningMoment, torch.optim.Optimizer)):
         return _saved(vars(value), saved)
-    content = dict(value) if isinstance(value, dict) else list(value)
+    content = copy.copy(value)
     inner = [_saved(v, saved) for v in (content.values() if isinstance(content, dict) else content) if isinstance(v, _HELD)]
 
     def restore() -> None:
-        if not isinstance(value, tuple):
-            _refill(value, content)
+        _refill(value, content)
         for again in inner:
             again()
 
     return restore
 
 
-_HELD = (torch.Tensor, dict, list, tuple)
+_HELD = (
+    *(torch.Tensor, torch.Generator, np.ndarray, RunningMoment, torch.optim.Optimizer),
+    *(dict, list, tuple, set, collections.deque),
+)
 
 
 def _tensor(tensor: Tensor) -> Restore:
+    if tensor.layout != torch.strided:  # which cannot be compared
+        return functools.partial(tensor.detach().copy_, tensor.detach().clone())
     before = tensor.detach().clone()
 
     def restore() -> None:
@@ -153,9 +174,18 @@ def _tensor(tensor: Tensor) -> Restore:
 
 
 def _refill(held: Any, before: Any) -> None:
-    """The content of a list or a dict as it was."""
+    """The content of a container as it was."""
     if isinstance(held, list):
         held[:] = before
-    elif held.keys() != before.keys() or any(held[key] is not value for key, value in before.items()):
+    elif isinstance(held, collections.deque):
+        held.clear()
+        held.extend(before)
+    elif isinstance(held, (set, dict)) and not _same(held, before):
         held.clear()
         held.update(before)
+
+
+def _same(held: Any, before: Any) -> bool:
+    if isinstance(held, set):
+        return bool(held == before)
+    return held.keys() == before.keys() and all(held[key] is value for key, value in before.items())

@@ -62,7 +62,8 @@ def stepped(
     in_order = [accounts[id(one)] for one in calls]
     rows = rows_of(in_order, {one.parameter: one.reason for one in checked if not one.ok}, names)
     worst = sorted(range(len(rows)), key=lambda place: VERDICTS.index(rows[place].verdict))[:sampled]
-    lines = coverage(model, capture.found, capture.forwards, fired_of(capture.calls), failed, compiled=compiled)
+    measured = {one.layer.name for one in calls}
+    lines = coverage(model, capture.found, capture.forwards, fired_of(capture.calls), measured, failed, compiled=compiled)
     return Stepped(tuple(lines), tuple(rows), tuple(checked), tuple(samples_of(in_order[place], kept) for place in worst), calls)
 
 

@@ -69,7 +69,11 @@ def told(calls: Iterable[Call], before: Before, loss_scale: float = 1.0) -> tupl
     for call in calls:
         layer, number = call.layer, numbers[call.layer]
         numbers[layer] += 1
-        needed = _changes(layer.weight, before), _changes(layer.bias, before)
+        weight, bias = layer.parts
+        if weight is None or type(layer.module) is not layer.known_as:
+            failed[layer.name] = "its class or its parameters were changed after this began to listen: begin anew"
+            continue
+        needed = _changes(weight, before), _changes(bias, before)
         if not any(needed):
             failed[layer.name] = "frozen: the optimizer has neither its weight nor its bias"
             continue
@@ -81,12 +85,11 @@ def told(calls: Iterable[Call], before: Before, loss_scale: float = 1.0) -> tupl
         if len(signs) > 1:
             failed[layer.name] = "its weight is to maximise the loss and its bias to minimise it, or the reverse"
             continue
-        assert layer.weight is not None
         sign = -1.0 if True in signs else 1.0
         rows = _rows(call, sign / loss_scale)
         assert call.g is not None
         eps = torch.finfo(call.g.dtype).eps
-        ready.append(Told(layer, number, rows, needed, layer.weight.of(layer.weight.parameter.detach()).to(rows.g.dtype), eps))
+        ready.append(Told(layer, number, rows, needed, weight.of(weight.parameter.detach()).to(rows.g.dtype), eps))
     return ready, failed
 
 
