@@ -30,10 +30,11 @@ class Compared(NamedTuple):
     parameter: Parameter
     numbers: list[Tensor]
     eps: float
+    gone: bool  # there was none
 
 
 def compared(accounts: Sequence[Account], gradients: Gradients, had: Mapping[Parameter, Tensor], before: Before) -> list[Compared]:
-    """Of all parameters of these calls that had a gradient when the optimiser stepped."""
+    """Of all parameters of these calls, with the gradients that they had when the optimiser stepped."""
     calls = [one.told for one in accounts]
     if any(one.layer.correction == "sample" for one in calls):
         gradients = total(calls, _as_its_layer)
@@ -42,9 +43,9 @@ def compared(accounts: Sequence[Account], gradients: Gradients, had: Mapping[Par
     eps = {part.parameter: max(c.eps for c in calls) for one in calls for part in one.layer.parts if part is not None}
     roundings = _roundings(accounts)
     return [
-        Compared(p, [*_numbers(gradient, had[p], -1.0 if p in before.maximized else 1.0), roundings[p]], eps[p])
+        Compared(p, [*_numbers(gradient, had.get(p), -1.0 if p in before.maximized else 1.0), roundings[p]], eps[p], p not in had)
         for p, gradient in gradients.items()
-        if p in had and p not in left_out
+        if p not in left_out
     ]
 
 
@@ -63,7 +64,8 @@ def checks(found: Sequence[Compared], names: Mapping[Parameter, str], *, scaled:
         # What the sum of the rows rounds to is no error: the gradient of a bias before a batch normalisation is nothing else.
         ok = left <= _tolerance(one.eps, scaled=scaled) * size + rounding and (by_rows > 0.0 or not scaled or had == 0.0)
         error = left / size if size else (math.inf if left else 0.0)
-        reason = "" if ok else f"the captured calls explain its gradient only in part (error {error:.2g}, cosine {cosine:.4f}): {_CAUSES}"
+        reason = f"the captured calls explain its gradient only in part (error {error:.2g}, cosine {cosine:.4f}): {_CAUSES}"
+        reason = "" if ok else _GONE if one.gone else reason
         made.append(Check(parameter=names.get(one.parameter, "?"), error=error, cosine=cosine, ok=ok, reason=reason))
     return made
 
@@ -74,6 +76,7 @@ def _tolerance(eps: float, *, scaled: bool) -> float:
     return 1e-3 if eps > 1e-10 else _SINE if scaled else 1e-8
 
 
+_GONE = "its gradient was gone when the optimiser stepped: something else had stepped, or cleared it"
 _CAUSES = "a use of its parameters that no hook sees, a gradient changed by hand, or an output hook"
 
 
@@ -95,8 +98,10 @@ def _roundings(accounts: Sequence[Account]) -> dict[Parameter, Tensor]:
     return found
 
 
-def _numbers(predicted: Tensor, actual: Tensor, sign: float) -> list[Tensor]:
+def _numbers(predicted: Tensor, actual: Tensor | None, sign: float) -> list[Tensor]:
     """The lengths of both and of their difference, and the cosine, which is 1 where both are 0."""
+    if actual is None:
+        actual = torch.zeros_like(predicted)
     actual = actual.to_dense() if actual.is_sparse else actual
     sums = torch.zeros(4, dtype=solve_dtype(actual.device), device=actual.device)
     for p, a in zip(predicted.reshape(-1).split(_PART), actual.reshape(-1).split(_PART), strict=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from affine_divergence.diagnostics._about import about
 from affine_divergence.diagnostics._capture import Capture, suspended
 from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._counterfactual import counterfactuals, inner, steps
-from affine_divergence.diagnostics._inputs import called_with
+from affine_divergence.diagnostics._inputs import called_with, copied
 from affine_divergence.diagnostics._layers import find_layers
 from affine_divergence.diagnostics._records import Counterfactual, Diagnosis, LossChange, Step
 from affine_divergence.diagnostics._restoring import Beginning, untouched
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Loss = Callable[..., "Tensor"]
+_ONE_AT_A_TIME = threading.RLock()  # what torch.compile is told to do is told to the whole process
 _SAMPLED = 3  # calls whose rows are kept for a scatter, the worst
 
 
@@ -47,7 +49,8 @@ def diagnose(
     The step is taken: forward, backward, `optimizer.step()`. The change δz_i of each row of a layer's output by the layer's own
     parameters is then the layer applied to their actual change, whatever the optimiser made of the gradient, and is held
     against −g_i, the row's own steepest descent. For that no Gram matrix is formed and no gradient of a single sample. In the
-    end the model, the optimiser, gradients and random numbers are as they were; a compiled model is run without compilation.
+    end the model, the optimiser, gradients and random numbers are as they were; what hooks of yours do elsewhere is done. A compiled
+    model is run without compilation.
 
     Numbers are of a layer's own parameters, first order: layers before it move too, and that is not in them. Under plain gradient
     descent multipliers, alignment and interference do not depend on whether the loss is a mean or a sum; the update ratio does,
@@ -75,6 +78,7 @@ def diagnose(
 
     Raises:
         TypeError: model is not an nn.Module, optimizer not an optimiser, or the loss not a tensor.
+        RuntimeError: in torch.inference_mode().
         ValueError: the loss is not a scalar, optimizer has none of the model's parameters, lr is given with an optimizer or is not
             positive, targets without a loss_fn, or include fits nothing.
 
@@ -96,22 +100,20 @@ def diagnose(
         optimizer = torch.optim.SGD(_learning(model), lr=1.0 if lr is None else lr)
     elif not {p for group in optimizer.param_groups for p in group["params"]} & set(model.parameters()):
         raise ValueError("optimizer has none of the model's parameters; build it from model.parameters()")
-    with suspended(), _eager(), untouched(model, optimizer) as beginning, _without_gradients(inputs, targets), torch.enable_grad():
+    with _ONE_AT_A_TIME, suspended(), _eager(), untouched(model, optimizer) as beginning, torch.enable_grad():
         batch = _Batch(model, inputs, targets, loss_fn, beginning)
-        capture = Capture(found)
-        with capture:
+        with Capture(found) as capture:
             capture.listening = True
             loss = batch.loss()
             _check_loss(loss)
-            loss.backward()
-            capture.listening = False
-            parameters = dict.fromkeys((*model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])))
-            had = {p: p.grad.detach().clone() for p in parameters if p.grad is not None}
-            before = Before.of(optimizer, parameters, beginning.parameters, assumed=assumed)
-            _step(optimizer, batch)
+            with _gradients_of_others(loss, beginning.parameters.keys()):
+                loss.backward()
+                capture.listening = False
+                had = {p: p.grad.detach().clone() for p in beginning.parameters if p.grad is not None}
+                before = Before.of(optimizer, beginning.parameters, beginning.parameters, assumed=assumed)
+                _step(optimizer, batch)
             with torch.no_grad(), without_autocast():
                 told = stepped(model, capture, before, plain=plain, ranks=rank, had=had, scaled=False, sampled=_SAMPLED, kept=KEPT)
-            calls, capture.calls = told.calls, []
         start = float(loss.detach())
         of_corrections: Sequence[Counterfactual] = ()
         taken: Sequence[Step] = ()
@@ -120,7 +122,7 @@ def diagnose(
             realised = batch.loss_again() - start
             if counterfactual:
                 with without_autocast():
-                    of_corrections, directions = counterfactuals(calls)
+                    of_corrections, directions = counterfactuals(told.calls)
                 taken = steps(directions, before, had, lambda δ: batch.loss_at(before, δ) - start)
     return Diagnosis(
         step=0,
@@ -145,9 +147,9 @@ class _Batch:
 
     def loss(self) -> Tensor:
         """Of a forward, as the model and the random numbers now are."""
-        output = called_with(self.model, self.inputs)
+        output = called_with(self.model, copied(self.inputs))  # a forward may write to its inputs
         if self.loss_fn is not None:
-            return self.loss_fn(output) if self.targets is None else self.loss_fn(output, self.targets)
+            return self.loss_fn(output) if self.targets is None else self.loss_fn(output, copied(self.targets))
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if loss is None:
             raise ValueError(
@@ -170,25 +172,28 @@ class _Batch:
 
 
 @contextmanager
-def _without_gradients(*batch: Any) -> Iterator[None]:
-    # Inputs that ask for a gradient get none from here.
-    before = [(tensor, tensor.grad) for tensor in _leaves(batch) if tensor.requires_grad]
-    for tensor, _ in before:
-        tensor.grad = None
+def _gradients_of_others(loss: Tensor, own: Set[Parameter]) -> Iterator[None]:
+    """What else the loss depends on, as a loss with parameters of its own does, keeps the gradients that it has."""
+    others = [(leaf, leaf.grad) for leaf in _leaves(loss) if leaf not in own]
     try:
         yield
     finally:
-        for tensor, gradient in before:
-            tensor.grad = gradient
+        for leaf, gradient in others:
+            leaf.grad = gradient
 
 
-def _leaves(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.is_leaf:
-            yield value
-    elif isinstance(value, (Mapping, tuple, list)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(part)
+def _leaves(loss: Tensor) -> Iterator[Any]:
+    """The leaves of the loss's graph."""
+    seen: set[Any] = set()
+    left = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        left += [before for before, _ in node.next_functions]
 
 
 def _step(optimizer: torch.optim.Optimizer, batch: _Batch) -> None:
@@ -231,6 +236,10 @@ def _check(model: Any, targets: Any, loss_fn: Any, optimizer: Any, lr: Any) -> N
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in model.parameters()):
         raise ValueError("the model has lazy parameters without a shape yet; run a forward first")
+    if torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
+        raise RuntimeError("a step needs gradients: leave torch.inference_mode(), and make the model outside it")
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError("the model has parameters without values, on the device meta; load or initialise them first")
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function of (output, targets), got {type(loss_fn).__name__}")
     if targets is not None and loss_fn is None:

@@ -45,7 +45,7 @@ class Monitor:
     The first step is logged, then every `every`-th after it. What goes wrong inside is shown once, as a warning,
     and never stops the training. Under DistributedDataParallel each process sees its own samples: the measures of the actual change
     are right for them, those of the plain gradient are of this process alone. Layers in code that torch.compile compiled are not
-    seen, and the coverage says so.
+    seen, and the coverage says so; of an optimiser's step that is compiled nothing is seen at all.
 
     Args:
         model: the model that trains.
@@ -65,7 +65,8 @@ class Monitor:
 
     Raises:
         TypeError: an argument is not what it should be.
-        ValueError: every is below 1, include fits nothing, or the optimizer has none of the model's parameters.
+        ValueError: every is below 1, include fits nothing, the optimizer has none of the model's parameters or is LBFGS, or path is
+            a folder or in none.
 
     Source: G. Bird, The Affine Divergence, arXiv 2512.22247.
 
@@ -95,6 +96,8 @@ class Monitor:
         grad_scaler: Scaler | None = None,
     ) -> None:
         _check(model, optimizer, every, tracker, grad_scaler)
+        if path is not None:
+            _check_path(Path(path))
         self.every = every
         self.steps = 0
         self.last: Diagnosis | None = None
@@ -109,6 +112,7 @@ class Monitor:
         self._before: Before | None = None
         self._scale = 1.0
         self._shown = False
+        self._entered = 0
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> Monitor:
@@ -131,13 +135,16 @@ class Monitor:
         self._before = None
 
     def __enter__(self) -> Monitor:
+        self._entered += 1
         return self.attach()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.detach()
+        self._entered -= 1
+        if not self._entered:
+            self.detach()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._capture.listening or is_suspended():
+        if torch.compiler.is_compiling() or not self._capture.listening or is_suspended():
             return
         try:
             self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
@@ -147,7 +154,7 @@ class Monitor:
             self._failed(error)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_suspended():
+        if torch.compiler.is_compiling() or is_suspended():
             return
         try:
             if self._capture.listening and self._before is not None:
@@ -192,10 +199,19 @@ class Monitor:
             checks=told.checks,
             samples=told.samples,
         )
+        for tell in (self._write, self._track):  # neither waits for the other to work
+            try:
+                tell(self.last)
+            except Exception as error:
+                self._failed(error)
+
+    def _write(self, diagnosis: Diagnosis) -> None:
         if self._path is not None:
-            append(self.last, self._path)
+            append(diagnosis, self._path)
+
+    def _track(self, diagnosis: Diagnosis) -> None:
         if self._tracker is not None:
-            self._tracker(aggregates(self.last.rows), self.steps)
+            self._tracker(aggregates(diagnosis.rows), diagnosis.step)
 
     def _failed(self, error: Exception) -> None:
         if self._shown:
@@ -229,6 +245,13 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(finite) if finite else math.nan
 
 
+def _check_path(path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"path must be a file to append to, {path} is a folder; name a file in it, as {path / 'diagnosis.jsonl'}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"path: there is no folder {path.parent} to write {path.name} in; make it first")
+
+
 def _check(model: Any, optimizer: Any, every: Any, tracker: Any, grad_scaler: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -245,5 +268,7 @@ def _check(model: Any, optimizer: Any, every: Any, tracker: Any, grad_scaler: An
         )
     if grad_scaler is not None and not hasattr(grad_scaler, "get_scale"):
         raise TypeError(f"grad_scaler must be a torch.amp.GradScaler, got {type(grad_scaler).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS takes several gradients in a step, none of which is that of the step; affine_divergence.diagnose works")
     if not {p for group in optimizer.param_groups for p in group["params"]} & set(model.parameters()):
         raise ValueError("optimizer has none of the model's parameters; give the one that trains this model")

@@ -169,7 +169,7 @@ class Diagnosis:
 
     def worst(self) -> list[Row]:
         """The rows, broken ones first, then those to look at, in each by the share pushed uphill and the interference."""
-        return sorted(self.rows, key=lambda row: (VERDICTS.index(row.verdict), -_high(row.below_zero), -_high(row.interference)))
+        return sorted(self.rows, key=badness)
 
     def to_frame(self) -> polars.DataFrame:
         """The rows as a polars DataFrame, with the step before the fields of a row; NaN becomes null."""
@@ -199,6 +199,11 @@ class Diagnosis:
         from affine_divergence.diagnostics._text import text
 
         return text(self)
+
+
+def badness(row: Row) -> tuple[int, float, float]:
+    """What rows are sorted by, the worst first."""
+    return VERDICTS.index(row.verdict), -_high(row.below_zero), -_high(row.interference)
 
 
 def _high(value: float) -> float:

@@ -12,7 +12,7 @@ from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._check import Compared, checks, compared
 from affine_divergence.diagnostics._coverage import coverage, fired_of
 from affine_divergence.diagnostics._gradients import plain as plain_gradient, total
-from affine_divergence.diagnostics._records import VERDICTS, Check, Coverage, Row, Samples
+from affine_divergence.diagnostics._records import Check, Coverage, Row, Samples, badness
 from affine_divergence.diagnostics._samples import samples_of
 from affine_divergence.diagnostics._step import Account, account, rows_of, together
 from affine_divergence.diagnostics._told import Told, families, told
@@ -61,7 +61,7 @@ def stepped(
     checked = checks(comparisons, names, scaled=scaled)
     in_order = [accounts[id(one)] for one in calls]
     rows = rows_of(in_order, {one.parameter: one.reason for one in checked if not one.ok}, names)
-    worst = sorted(range(len(rows)), key=lambda place: VERDICTS.index(rows[place].verdict))[:sampled]
+    worst = sorted(range(len(rows)), key=lambda place: badness(rows[place]))[:sampled]
     measured = {one.layer.name for one in calls}
     lines = coverage(model, capture.found, capture.forwards, fired_of(capture.calls), measured, failed, compiled=compiled)
     return Stepped(tuple(lines), tuple(rows), tuple(checked), tuple(samples_of(in_order[place], kept) for place in worst), calls)
