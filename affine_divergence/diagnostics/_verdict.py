@@ -44,8 +44,14 @@ def verdict(row: Mapping[str, Any], lr: float, together: float, *, assumed: bool
     if together > RISING:
         said = f"to first order its step goes against its objective: efficiency {together:+.2f} (above {RISING:+g}; ideal is -1)"
         return "broken", said
-    found = [check, _rising(row["efficiency"], together), _uphill(row["below_zero"], row["efficiency"]), _spread(row["self_term_p5"], row["self_term_p95"])]
-    found.append("" if assumed else _update(row["update_ratio"]))
+    efficiency = row["efficiency"]
+    found = [
+        check,
+        _rising(efficiency, together),
+        _uphill(row["below_zero"], efficiency),
+        _spread(row["self_term_p5"], row["self_term_p95"]),
+        "" if assumed else _update(row["update_ratio"]),
+    ]
     reasons = [reason for reason in found if reason]
     return ("look", "; ".join(reasons)) if reasons else ("ok", "")
 
