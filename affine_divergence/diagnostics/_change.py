@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Parameter = nn.Parameter
 _PART = 2**17  # numbers
+_SMALL, _LARGE = 1e-12, 1e18
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class Before:
     values: dict[Parameter, Tensor]
     lr: dict[Parameter, float]  # NaN where a group has none
     maximized: frozenset[Parameter]
-    assumed: bool = False  # the learning rate: it was not given
-    spent: dict[Parameter, Tensor] | None = None  # changes that have taken the place of values, to save memory
+    assumed: bool  # the learning rate: it was not given
+    own: bool  # the values are copies of its own, whose place changes may take
+    changes: dict[Parameter, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -38,7 +40,7 @@ class Before:
         *,
         assumed: bool = False,
     ) -> Before:
-        """By the values given; else by copies, which changes take the place of: to be asked while parameters are as the step left them.
+        """By the values given; else by copies. To be asked for changes while parameters are as the step left them.
 
         assumed: nobody gave a learning rate.
         """
@@ -53,32 +55,36 @@ class Before:
                     if group.get("maximize", False):
                         maximized.add(parameter)
         if values is None:
-            return Before({p: p.detach().clone() for p in lr}, lr, frozenset(maximized), assumed, {})
-        return Before({p: values[p] for p in lr}, lr, frozenset(maximized), assumed)
+            return Before({p: p.detach().clone() for p in lr}, lr, frozenset(maximized), assumed, own=True)
+        return Before({p: values[p] for p in lr}, lr, frozenset(maximized), assumed, own=False)
 
     def change(self, parameter: Parameter) -> Tensor:
         """Of a parameter, against what it is now, in float32 or wider."""
-        if self.spent is None:
-            return _difference(parameter, self.values[parameter])
-        if parameter not in self.spent:
-            old = self.values[parameter]
-            in_place = old.dtype == wide_dtype(old.dtype) and old.layout == torch.strided
-            self.spent[parameter] = torch.sub(parameter.detach(), old, out=old) if in_place else _difference(parameter, old)
-        return self.spent[parameter]
+        if parameter not in self.changes:
+            now, old = parameter.detach(), self.values[parameter]
+            dtype = wide_dtype(old.dtype)
+            in_place = self.own and old.dtype == dtype and old.layout == torch.strided
+            self.changes[parameter] = torch.sub(now, old, out=old) if in_place else now.to(dtype) - old.to(dtype)
+        return self.changes[parameter]
 
     def length(self, part: Part) -> Tensor:
         """The norm of what a part of a parameter was, in float64."""
-        now, change = part.of(part.parameter.detach()), part.of(self.change(part.parameter))
-        old = part.of(self.values[part.parameter]) if self.spent is None else None
-        square = torch.zeros((), dtype=solve_dtype(now.device), device=now.device)
+        if not self.own or part.parameter not in self.changes:
+            return norm(part.of(self.values[part.parameter]))
+        now, change = part.of(part.parameter.detach()), part.of(self.changes[part.parameter])
         size = max(1, _PART // max(1, now[:1].numel()))
-        for start in range(0, len(now), size):  # a few rows at a time, where what it was must be made again
-            rows = slice(start, start + size)
-            was = now[rows] - change[rows] if old is None else old[rows]
-            square += torch.linalg.vector_norm(was, dtype=square.dtype).square()
-        return square.sqrt()
+        parts = [norm(n - c) for n, c in zip(now.split(size), change.split(size), strict=True)]
+        joined: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+        return joined
 
 
-def _difference(parameter: Parameter, old: Tensor) -> Tensor:
-    dtype = wide_dtype(old.dtype)
-    return parameter.detach().to(dtype) - old.to(dtype)
+def norm(tensor: Tensor) -> Tensor:
+    """In float64, of numbers of any size."""
+    if tensor.dtype == torch.float32 and tensor.device.type == "cpu":
+        quick: Tensor = torch.linalg.vector_norm(tensor)
+        if _SMALL < float(quick) < _LARGE:  # else squares may have vanished
+            return quick.double()
+    dtype = solve_dtype(tensor.device)
+    parts = [torch.linalg.vector_norm(part, dtype=dtype) for part in tensor.reshape(-1).split(_PART)]
+    joined: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    return joined

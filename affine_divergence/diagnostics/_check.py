@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SINE = 1e-6  # by a cosine of which half the digits are left
 _MARGIN = 8.0
-_PART = 2**15  # numbers compared at a time
+_PART = 2**16  # numbers compared at a time
 
 
 class Compared(NamedTuple):
@@ -104,9 +104,13 @@ def _numbers(predicted: Tensor, actual: Tensor | None, sign: float) -> list[Tens
         actual = torch.zeros_like(predicted)
     actual = actual.to_dense() if actual.is_sparse else actual
     sums = torch.zeros(4, dtype=solve_dtype(actual.device), device=actual.device)
+    exact = predicted.dtype == sums.dtype
     for p, a in zip(predicted.reshape(-1).split(_PART), actual.reshape(-1).split(_PART), strict=True):
-        p, a = p.to(sums.dtype), sign * a.to(sums.dtype)
-        sums += torch.stack([p.dot(p), a.dot(a), p.dot(a), (p - a).square_().sum()])
-    pp, aa, pa, rest = sums
+        p, a = p.to(sums.dtype), a.to(sums.dtype)
+        pp, aa, pa = p.dot(p), a.dot(a), sign * p.dot(a)
+        rest = (p - sign * a).square_().sum() if exact else pp - 2 * pa + aa  # of float32 the difference is above what that rounds to
+        sums += torch.stack([pp, aa, pa, rest])
+    pp, aa, pa, rest = sums.unbind()
+    rest = rest.clamp(min=0.0)
     cosine = pa / (pp.sqrt() * aa.sqrt())
     return [pp.sqrt(), aa.sqrt(), rest.sqrt(), torch.where((pp == 0) & (aa == 0), 1.0, cosine.clamp(-1.0, 1.0))]

@@ -175,6 +175,8 @@ class _Batch:
 def _gradients_of_others(loss: Tensor, own: Set[Parameter]) -> Iterator[None]:
     """What else the loss depends on, as a loss with parameters of its own does, keeps the gradients that it has."""
     others = [(leaf, leaf.grad) for leaf in _leaves(loss) if leaf not in own]
+    for leaf, _ in others:
+        leaf.grad = None
     try:
         yield
     finally:

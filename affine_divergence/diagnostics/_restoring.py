@@ -163,7 +163,7 @@ _HELD = (
 
 def _tensor(tensor: Tensor) -> Restore:
     if tensor.layout != torch.strided:  # which cannot be compared
-        return functools.partial(tensor.detach().copy_, tensor.detach().clone())
+        return functools.partial(tensor.copy_, tensor.detach().clone())
     before = tensor.detach().clone()
 
     def restore() -> None:

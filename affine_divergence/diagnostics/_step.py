@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from affine_divergence.diagnostics._change import Before, Parameter
+from affine_divergence.diagnostics._change import Before, Parameter, norm
 from affine_divergence.diagnostics._gradients import Gradients
 from affine_divergence.diagnostics._layers import Layer
 from affine_divergence.diagnostics._measures import SHARES, SUMMARY, RowSums, interference, row_sums, summary
@@ -18,7 +18,6 @@ from affine_divergence.diagnostics._records import Row
 from affine_divergence.diagnostics._told import Told
 from affine_divergence.diagnostics._transfer import transferred
 from affine_divergence.diagnostics._verdict import verdict
-from affine_divergence.gradient._solve import solve_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,13 +39,13 @@ def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bo
     """The measures of a call; those of the plain gradient where it is given."""
     leading = one.leading(before)
     lr = before.lr[leading.parameter]
+    place, size = one.layer.parts.index(leading), before.length(leading)
     own = one.parts(before.change)
     gradient = None if gradients is None else one.parts(gradients.__getitem__)
     apart = gradients is not None and one.rates(before) != {lr}
     descended = one.parts(lambda p: -before.lr[p] * gradients[p]) if apart and gradients is not None else None
     sums = row_sums(one.rows, [own] if descended is None else [own, descended], one.needed, gradient)
     numbers = dict(vars(summary(sums, sums.moved[0], lr)))
-    place, size = one.layer.parts.index(leading), before.length(leading)
     numbers["update_ratio"] = _length(own[place]) / size
     alone = quantiles(_alone(one.layer, sums.own), sums.used, SHARES)
     numbers.update(zip(("self_term_p5", "self_term_median", "self_term_p95"), alone, strict=True))
@@ -94,8 +93,7 @@ def _row(one: Account, found: Mapping[str, float], wrong: Mapping[str, str], nam
 
 def _length(delta: Tensor | None) -> Tensor:
     assert delta is not None
-    length: Tensor = torch.linalg.vector_norm(delta, dtype=solve_dtype(delta.device))
-    return length
+    return norm(delta)
 
 
 def _alone(layer: Layer, own: Tensor) -> Tensor:

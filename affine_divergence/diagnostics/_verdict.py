@@ -36,7 +36,7 @@ def verdict(row: Mapping[str, Any], lr: float, together: float, *, assumed: bool
         return "look", "no row has a gradient: nothing is learned from this call"
     if lr == 0.0:
         return "look", "its learning rate is 0"
-    if row["update_ratio"] == 0.0:
+    if row["update_ratio"] == 0.0 and math.isnan(row["efficiency"]):  # not so where only the bias has moved
         return "look", "the step left its parameters as they were"
     measured = [row[name] for name in ("alignment_median", "efficiency")]
     if not all(map(math.isfinite, measured)):
