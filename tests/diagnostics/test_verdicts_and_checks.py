@@ -1,0 +1,225 @@
+# Verdicts and checks where they are easily wrong: shared layers, maximising, corrected layers, extreme sizes, narrow dtypes.
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from diagnosis_cases import Mlp, agree, bent, rows, statuses
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import affine_divergence as ad
+
+X = rows(6, 4)
+
+
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), self.layer(x)
+
+
+@pytest.mark.parametrize(("factor", "together"), [(3.0, True), (-1.0, False)])
+def test_a_call_that_goes_up_while_its_layer_goes_down_is_to_be_looked_at_and_not_broken(factor: float, together: bool) -> None:
+    # Of z₀ − f z₁ the step moves both by −(1 − f): call 0 goes up for f > 1, and what call 1 gains outweighs it.
+    found = ad.diagnose(_Twice().double(), X, None, lambda z: z[0].sum() - factor * z[1].sum(), lr=1e-3)
+    first, second = found.rows
+    assert found.loss is not None
+    assert found.loss.realised < 0
+    if together:
+        assert first.efficiency > 0.05  # broken, were it alone
+        assert first.verdict == "look"
+        assert "against" not in second.reason
+        assert "goes against its objective" in first.reason
+        assert "other calls with its parameters outweigh" in first.reason
+    else:
+        assert "against" not in first.reason + second.reason
+
+
+def test_a_layer_all_of_whose_calls_together_go_up_is_broken() -> None:
+    model = _Twice().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.99)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(X)[0].sum().backward()
+        optimizer.step()
+    found = ad.diagnose(model, X, None, lambda z: -z[0].sum() - 0.1 * z[1].sum(), optimizer=optimizer)
+    assert {row.verdict for row in found.rows} == {"broken"}
+    assert all("goes against its objective" in row.reason and "outweigh" not in row.reason for row in found.rows)
+
+
+def _of_sign(maximize: bool) -> ad.Diagnosis:
+    torch.manual_seed(0)
+    model = Mlp().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, maximize=maximize)
+    return ad.diagnose(model, rows(6, 5), None, lambda z: -bent(z) if maximize else bent(z), optimizer=optimizer)
+
+
+def test_to_maximise_the_negative_is_to_minimise() -> None:
+    up, down = _of_sign(True), _of_sign(False)
+    for row, wanted in zip(up.rows, down.rows, strict=True):
+        agree(row, {name: value for name, value in vars(wanted).items() if isinstance(value, float)})
+        assert (row.verdict, row.reason) == (wanted.verdict, wanted.reason)
+    steps = {step.kind: (step.norm, step.predicted, step.realised) for step in up.steps}
+    assert steps["actual"][1] > 0
+    assert steps["none"] == pytest.approx(steps["actual"], rel=1e-8)
+    assert steps == {step.kind: pytest.approx((step.norm, -step.predicted, -step.realised), rel=1e-8) for step in down.steps}
+    assert all(check.ok for check in up.checks)
+
+
+def test_a_layer_whose_weight_and_bias_pull_apart_is_skipped_with_the_reason() -> None:
+    model = Mlp().double()
+    first = [{"params": [model.first.weight], "maximize": True}, {"params": [model.first.bias]}]
+    optimizer = torch.optim.SGD([*first, {"params": list(model.second.parameters())}], lr=0.1)
+    found = statuses(ad.diagnose(model, rows(6, 5), None, bent, optimizer=optimizer))
+    assert found["first"][0] == "skipped"
+    assert "maximise" in found["first"][1]
+    assert found["second"] == ("measured", "")
+
+
+# What a row would do alone
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_rows_of_a_sample_corrected_layer_would_all_learn_at_one_rate(bias: bool) -> None:
+    layer = ad.nn.SampleCorrectedLinear(4, 3, bias=bias).double()
+    (row,) = ad.diagnose(layer, X, None, bent, lr=1e-3).rows
+    assert (row.self_term_p5, row.self_term_median, row.self_term_p95) == (1.0, 1.0, 1.0)
+    assert "rows alone" not in row.reason
+    (alone,) = ad.diagnose(layer, X[:1], None, bent, lr=1e-3).rows
+    assert alone.multiplier_median == pytest.approx(1.0)
+    (zero,) = ad.diagnose(layer, 0 * X[:1], None, bent, lr=1e-3).rows
+    assert zero.self_term_median == float(bias)
+
+
+def test_what_a_batch_corrected_row_would_do_alone_is_not_said() -> None:
+    (row,) = ad.diagnose(ad.nn.BatchCorrectedLinear(4, 3).double(), X, None, bent, lr=1e-3).rows
+    assert all(math.isnan(number) for number in (row.self_term_p5, row.self_term_median, row.self_term_p95))
+    assert math.isfinite(row.multiplier_median)
+
+
+def test_a_tiny_row_is_divided_by_its_own_length_without_an_overflow() -> None:
+    x, g = X.float(), rows(6, 3, seed=4).float()
+    x[0] *= 1e-20
+    found = ad.diagnose(nn.Linear(4, 3, bias=False), x, None, lambda z: (z * g).sum(), lr=1e-3)
+    (line,) = (line for line in found.counterfactual if line.kind == "sample")
+    wide, g = x.double(), g.double()
+    gram = wide @ wide.T / wide.square().sum(1)  # of row i at j: ⟨x_i, x_j⟩/‖x_j‖²
+    multipliers = (gram @ g * g).sum(1) / g.square().sum(1)
+    agree(line, {"multiplier_mean": multipliers.mean().item(), "multiplier_median": multipliers.quantile(0.5).item()}, rel=1e-5)
+    assert line.below_zero == (multipliers < 0).double().mean().item()
+    assert all(math.isfinite(value) for value in vars(line).values() if isinstance(value, float))
+    assert all(math.isfinite(step.realised) for step in found.steps)
+
+
+# Updates
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-30])
+def test_the_update_ratio_of_tiny_weights_is_a_number(size: float) -> None:
+    layer = nn.Linear(4, 3)
+    nn.init.constant_(layer.weight, size)
+    g = rows(6, 3, seed=4).float()
+    (row,) = ad.diagnose(layer, X.float(), None, lambda z: (z * g).sum(), lr=1e-3).rows
+    wanted = 1e-3 * (g.double().T @ X.float().double()).norm().item() / (layer.weight.double().norm().item())
+    agree(row, {"update_ratio": wanted, "update_ratio_plain": wanted}, rel=1e-5)
+    nn.init.zeros_(layer.weight)
+    (row,) = ad.diagnose(layer, X.float(), None, lambda z: (z * g).sum(), lr=1e-3).rows
+    assert row.update_ratio == math.inf
+    assert "of their norm" not in row.reason
+
+
+def test_where_the_weight_has_no_rate_the_bias_counts() -> None:
+    layer = nn.Linear(4, 3).double()
+    optimizer = torch.optim.SGD([{"params": [layer.weight], "lr": 0.0}, {"params": [layer.bias], "lr": 0.1}])
+    g = rows(6, 3, seed=4)
+    (row,) = ad.diagnose(layer, X, None, lambda z: (z * g).sum(), optimizer=optimizer).rows
+    multipliers = (g.sum(0) * g).sum(1) / g.square().sum(1)  # δz_i = −0.1 Σ_j g_j
+    agree(row, {"multiplier_median": multipliers.quantile(0.5).item(), "multiplier_mean": multipliers.mean().item()})
+    agree(row, {"update_ratio": 0.1 * g.sum(0).norm().item() / layer.bias.detach().norm().item()})
+    assert "learning rate" not in row.reason
+
+
+def test_inputs_of_zero_whose_bias_moves_are_not_said_to_move_nothing() -> None:
+    (row,) = ad.diagnose(nn.Linear(4, 3).double(), 0 * X, None, bent, lr=0.1).rows
+    assert row.efficiency < 0
+    assert "left its parameters as they were" not in row.reason
+
+
+# The self-check in narrow numbers
+
+
+class _Uses(nn.Module):
+    """Its layer's weight is used a second time, by a function, on rows in another order."""
+
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.layer, self.twice = nn.Linear(16, 8), twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.layer(x)
+        return torch.cat([z, F.linear(x.flip(0), self.layer.weight, self.layer.bias)], 1) if self.twice else z
+
+
+NARROW: dict[str, tuple[torch.dtype, Any]] = {
+    "float32": (torch.float32, nullcontext),
+    "bfloat16": (torch.bfloat16, nullcontext),
+    "float16": (torch.float16, nullcontext),
+    "autocast": (torch.float32, lambda: torch.autocast("cpu", torch.bfloat16)),
+}
+
+
+@pytest.mark.parametrize("number", [4, 64, 4096])
+@pytest.mark.parametrize("name", NARROW)
+def test_a_second_use_of_a_weight_is_found_in_any_dtype_and_one_use_is_enough(name: str, number: int) -> None:
+    dtype, context = NARROW[name]
+    x, y = torch.randn(number, 16, dtype=dtype), torch.randn(number, 16)
+    for twice in (False, True):
+        model = _Uses(twice).to(dtype)
+        with context():
+            found = ad.diagnose(
+                model, x, y, lambda z, y: (z.float() - y[:, : z.shape[1]]).square().mean(), lr=1e-2, rank=False, counterfactual=False
+            )
+        assert [check.ok for check in found.checks] == [not twice] * 2, found.checks
+        assert ("only in part" in found.rows[0].reason) == twice
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_a_bias_before_a_batch_normalisation_whose_gradient_is_rounding_passes(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).to(dtype)
+    x = torch.randn(64, 16, dtype=dtype)
+    found = ad.diagnose(model, x, None, bent, rank=False, counterfactual=False)
+    assert {check.parameter: check.ok for check in found.checks} == {f"{n}.{p}": True for n in (0, 2) for p in ("weight", "bias")}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        bent(model(x)).backward()
+        optimizer.step()
+    assert monitor.last is not None
+    assert all(check.ok for check in monitor.last.checks)
+
+
+# What include takes
+
+
+def test_include_without_a_pattern_or_of_another_type_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 2)).double()
+    with pytest.raises(ValueError, match="no pattern"):
+        ad.diagnose(model, X, None, bent, include=[])
+    for wrong in (5, ["*", 3], {"0"}):
+        with pytest.raises(TypeError, match="include must be"):
+            ad.diagnose(model, X, None, bent, include=wrong)  # type: ignore[arg-type]
+
+
+def test_a_shared_module_is_included_by_either_name() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(4, 2)).double()
+    first, second = (ad.diagnose(model, X, None, bent, include=name) for name in ("0", "2"))
+    assert [(row.module, row.call) for row in second.rows] == [("0", 0), ("0", 1)]
+    assert repr(first.rows) == repr(second.rows)
+    assert statuses(second)["3"] == ("skipped", "not in include")

@@ -1,0 +1,302 @@
+# What forwards, losses and optimisers write to is had back, wherever they keep it: the loss after the step is of the same beginning.
+from __future__ import annotations
+
+import collections
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from diagnosis_cases import Mlp, bent, rows
+from torch import Tensor, nn
+
+import affine_divergence as ad
+
+X, Y = rows(6, 4), rows(6, 2, seed=2)
+SMALL = 1e-9  # a rate at which the first order is all there is, and whatever else has moved the loss outweighs it by far
+
+
+def _squares(z: Tensor, y: Tensor) -> Tensor:
+    return (z - y).square().mean()
+
+
+def _diagnosed(model: nn.Module, x: Any = X, y: Any = Y, loss_fn: Callable[..., Tensor] = _squares, follows: float = 1.0) -> ad.Diagnosis:
+    """By a tiny step, whose loss does what the gradient says, or that share of it."""
+    found = ad.diagnose(model, x, y, loss_fn, lr=SMALL)
+    assert found.loss is not None
+    assert found.loss.predicted < 0
+    assert found.loss.realised == pytest.approx(follows * found.loss.predicted, rel=1e-3)
+    for step in found.steps:
+        assert step.realised == pytest.approx(follows * step.predicted, rel=1e-3), step.kind
+    return found
+
+
+def _values(model: nn.Module) -> list[tuple[int, int, Any]]:
+    return [(id(t), t._version, t.detach().to_dense().tolist()) for t in (*model.parameters(), *model.buffers())]
+
+
+class _Follows(nn.Module):
+    """A momentum encoder: a frozen twin that goes a tenth of the way in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(4, 2)
+        self.key = nn.Linear(4, 2).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for mine, other in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                mine.lerp_(other, 0.1)
+        z: Tensor = self.query(x) - self.key(x)
+        return z
+
+
+def test_frozen_parameters_that_a_forward_writes_to_are_as_they_were() -> None:
+    model = _Follows().double()
+    before = _values(model)
+    _diagnosed(model, follows=0.9)  # of the step's change a tenth is the key's too
+    assert _values(model) == before
+
+
+def test_a_frozen_embedding_that_renormalises_itself_is_as_it_was() -> None:
+    model = nn.Sequential(nn.Embedding(6, 4, max_norm=0.1).requires_grad_(False), nn.Linear(4, 2)).double()
+    before = _values(model)
+    _diagnosed(model, torch.arange(6))
+    assert _values(model) == before
+
+
+class _Shifts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.layer(x.sub_(1.0))
+        return z
+
+
+def _doubles(z: Tensor, y: Tensor) -> Tensor:
+    return _squares(z, y.mul_(2.0))
+
+
+def test_a_batch_that_forward_and_loss_write_to_is_as_it_was() -> None:
+    x, y = X.clone(), Y.clone()
+    found = _diagnosed(_Shifts().double(), x, y, _doubles)
+    assert torch.equal(x, X)
+    assert torch.equal(y, Y)
+    assert (x._version, y._version) == (0, 0)
+    assert found.coverage[0].status == "measured"
+
+
+class _Kept(NamedTuple):
+    """What a module holds, what its forward does to it, a number that it makes of it, and how to compare it."""
+
+    make: Callable[[], Any]
+    write: Callable[[Any], Any]
+    number: Callable[[Any], Any]
+    read: Callable[[Any], Any] = repr
+
+
+class _Notes(nn.Module):
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.held, self.kept = kept.make(), kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.write(self.held)
+        z: Tensor = self.kept.number(self.held) * self.layer(x)
+        return z
+
+
+KEPT = {
+    "deque": _Kept(lambda: collections.deque([1.0], maxlen=2), lambda held: held.append(2.0 * held[-1]), sum),
+    "set": _Kept(lambda: {0}, lambda held: held.add(len(held)), len),
+    "list in a list": _Kept(lambda: [[1.0]], lambda held: held[0].append(1.0), lambda held: sum(held[0])),
+    "dict in a dict": _Kept(lambda: {"a": {"n": 1}}, lambda held: held["a"].update(n=held["a"]["n"] + 1), lambda held: held["a"]["n"]),
+    "array": _Kept(lambda: np.ones(1), lambda held: np.add(held, 1.0, out=held), lambda held: float(held[0])),
+    "tensor in a list": _Kept(lambda: [torch.ones(())], lambda held: held[0].add_(1.0), lambda held: held[0].item()),
+    "generator": _Kept(
+        lambda: torch.Generator().manual_seed(5),
+        lambda held: None,
+        lambda held: torch.rand(6, 1, generator=held, dtype=torch.float64),
+        lambda held: held.get_state().tolist(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+def test_what_a_module_holds_and_its_forward_writes_to_is_as_it_was(kept: _Kept) -> None:
+    model = _Notes(kept).double()
+    held, before = model.held, kept.read(model.held)
+    _diagnosed(model)
+    assert model.held is held
+    assert kept.read(held) == before
+
+
+class _Graph(nn.Module):
+    """Passes messages along the edges of a sparse matrix, which it wears out."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2).double()
+        edges = rows(6, 6, seed=3)
+        self.register_buffer("edges", edges.where(edges > 0, 0.0).to_sparse(layout=layout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.edges.mul_(0.5) @ self.layer(x)  # type: ignore[operator, union-attr]
+        return z
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=["coo", "csr"])
+def test_a_sparse_buffer_that_a_forward_writes_to_is_as_it_was(layout: torch.layout) -> None:
+    model = _Graph(layout)
+    before = _values(model)
+    _diagnosed(model)
+    assert _values(model) == before
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_a_scripted_part_is_listed_as_skipped_and_all_is_as_it_was() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    model = nn.Sequential(scripted, nn.Linear(4, 2)).double()
+    before = _values(model)
+    found = _diagnosed(model)
+    assert _values(model) == before
+    assert [row.module for row in found.rows] == ["1"]
+    assert {line.status for line in found.coverage if line.module != "1"} == {"skipped"}
+    assert all("ScriptModule" in line.reason for line in found.coverage if line.module == "0.0")
+
+
+class _Wraps(torch.optim.Optimizer):
+    """As optimisers that are sharpness-aware do, it holds the one that steps."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step()
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["new", "trained"])
+def test_an_optimiser_inside_an_optimiser_is_as_it_was(trained: bool) -> None:
+    model = Mlp().double()
+    optimizer = _Wraps(model.parameters())
+    if trained:
+        bent(model(rows(6, 5))).backward()
+        optimizer.step()
+    before = copy.deepcopy(list(optimizer.base.state.values())), list(map(id, optimizer.base.state))
+    ad.diagnose(model, rows(6, 5), None, bent, optimizer=optimizer)
+    assert list(map(id, optimizer.base.state)) == before[1]
+    for now, then in zip(optimizer.base.state.values(), before[0], strict=True):
+        assert torch.equal(now["momentum_buffer"], then["momentum_buffer"])
+
+
+def test_what_an_optimiser_holds_counts_no_change() -> None:
+    model = Mlp().double()
+    optimizer = torch.optim.Adam(model.parameters())
+    bent(model(rows(6, 5))).backward()
+    optimizer.step()
+    held = [value for state in optimizer.state.values() for value in state.values()]
+    before = [tensor._version for tensor in held]
+    ad.diagnose(model, rows(6, 5), None, bent, optimizer=optimizer)
+    assert [tensor._version for tensor in held] == before
+
+
+# What else there is: the caller's graph, the loss's parameters, hooks that step, other modes, other threads
+
+
+def test_inputs_in_a_graph_get_no_gradient_and_the_graph_stays() -> None:
+    encoder, head = nn.Linear(4, 4).double(), nn.Linear(4, 2).double()
+    z, y = encoder(X), encoder(Y @ rows(2, 4))[:, :2]
+    _diagnosed(head, z, y)
+    assert encoder.weight.grad is None
+    _squares(head(z), y).backward()
+    assert encoder.weight.grad is not None
+
+
+class _Weighs(nn.Module):
+    """A loss that learns how much each output counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return (self.weights * (z - y).square()).mean()
+
+
+@pytest.mark.parametrize("had", [False, True], ids=["without a gradient", "with one"])
+def test_a_loss_with_parameters_of_its_own_keeps_its_gradient(had: bool) -> None:
+    loss_fn = _Weighs()
+    if had:
+        loss_fn.weights.grad = torch.full_like(loss_fn.weights, 7.0)
+    before = loss_fn.weights.grad
+    _diagnosed(nn.Linear(4, 2).double(), loss_fn=loss_fn)
+    assert loss_fn.weights.grad is before
+    assert before is None or before.tolist() == [7.0, 7.0]
+
+
+def test_an_optimiser_that_steps_in_the_backward_is_told_and_its_step_is_taken_back() -> None:
+    model = nn.Linear(4, 2).double()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(_: Tensor) -> None:
+        other.step()
+        other.zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    before = [p.tolist() for p in model.parameters()]
+    found = ad.diagnose(model, X, Y, _squares)
+    assert [p.tolist() for p in model.parameters()] == before
+    assert [check.ok for check in found.checks] == [False, False]
+    assert all("was gone when the optimiser stepped" in check.reason for check in found.checks)
+
+
+def test_in_inference_mode_it_says_that_a_step_needs_gradients() -> None:
+    model = nn.Linear(4, 2).double()
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
+        ad.diagnose(model, X, Y, _squares)
+    with torch.inference_mode():
+        made_inside = nn.Linear(4, 2).double()
+    with pytest.raises(RuntimeError, match="inference_mode"):
+        ad.diagnose(made_inside, X, Y, _squares)
+
+
+def test_parameters_without_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="meta"):
+        ad.diagnose(nn.Linear(4, 2, device="meta"), X.float().to("meta"), Y.float().to("meta"), _squares)
+
+
+def test_two_threads_get_the_numbers_of_one_and_compilation_is_allowed_again() -> None:
+    import torch._dynamo.eval_frame as dynamo  # from now on a diagnosis tells it to stand back
+
+    models = [nn.Sequential(nn.Linear(4, 30), nn.Dropout(0.5), nn.Tanh(), nn.Linear(30, 2)).double() for _ in range(2)]
+
+    def told(model: nn.Module) -> str:
+        found = ad.diagnose(model, X, Y, _squares, rank=False, counterfactual=False)
+        return repr((found.rows, found.loss, found.checks))
+
+    alone = list(map(told, models))
+    in_threads: list[list[str]] = [[], []]
+    ready = threading.Barrier(2)
+
+    def work(place: int) -> None:
+        ready.wait()
+        for _ in range(10):
+            in_threads[place].append(told(models[place]))
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert in_threads == [[one] * 10 for one in alone]
+    assert dynamo._stance.stance == "default"
