@@ -50,6 +50,11 @@ def covered(module: str, **fields: Any) -> Coverage:
     return Coverage(**values | fields)
 
 
+def check(parameter: str, **fields: Any) -> Check:
+    """A parameter whose gradient the rows explain, or with ok=False don't."""
+    return Check(**{"parameter": parameter, "error": 1e-7, "cosine": 1.0, "ok": True, "reason": ""} | fields)
+
+
 def counterfactual(kind: str, module: str, **fields: Any) -> Counterfactual:
     """What a correction would do, at numbers that say which it is."""
     place = KINDS.index(kind)
@@ -108,8 +113,8 @@ def diagnosis(**fields: Any) -> Diagnosis:
         ),
         "rows": rows,
         "checks": (
-            Check(parameter="embed.weight", error=1e-7, cosine=1.0, ok=True, reason=""),
-            Check(parameter="head.weight", error=0.31, cosine=0.95, ok=False, reason="the weight is used outside the layer"),
+            check("embed.weight"),
+            check("head.weight", error=0.31, cosine=0.95, ok=False, reason="the weight is used outside the layer"),
         ),
         "loss": LossChange(before=2.3026, after=2.2526, predicted=-0.0541, realised=-0.05),
         "counterfactual": tuple(counterfactual(kind, one.module) for one in rows for kind in KINDS),
@@ -120,3 +125,15 @@ def diagnosis(**fields: Any) -> Diagnosis:
         "samples": (samples("embed"), samples("head")),
     }
     return Diagnosis(**values | fields)
+
+
+def called(name: str) -> Diagnosis:
+    """A diagnosis whose every module, type and parameter has this name, as the model itself."""
+    return diagnosis(
+        about={"model": name, "inputs": {name: 7}, name: [name]},
+        coverage=(covered(name, type=name), covered(name, type=name, reason=f"in {name}")),
+        rows=(row(name, type=name, verdict="look", reason=f"of {name}"),),
+        checks=(check(name, ok=False, reason=f"of {name}"),),
+        counterfactual=(counterfactual("sample", name, type=name), counterfactual("batch", name, reason=f"of {name}")),
+        samples=(samples(name),),
+    )

@@ -27,6 +27,7 @@ from affine_divergence.diagnostics._sentences import (
 from affine_divergence.diagnostics._style import svg
 from affine_divergence.diagnostics._tables import PLAIN, Table, calls_table, corrections_table, name_of, number, rows_table, twinned
 from affine_divergence.diagnostics._verdict import RULES
+from affine_divergence.diagnostics._visible import shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +44,7 @@ def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> 
 
     if not diagnoses:
         raise ValueError(f"there is no diagnosis to write to {path}; give at least one")
+    diagnoses = [shown(one) for one in diagnoses]
     last = diagnoses[-1]
     samples = worst_samples(last)
     counts = Counter(row.verdict for row in last.rows)

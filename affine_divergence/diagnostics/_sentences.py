@@ -13,7 +13,9 @@ from affine_divergence.diagnostics._tables import PLAIN, name_of, number, twinne
 K = TypeVar("K")
 V = TypeVar("V")
 _RESOLVED = 1e-5  # 100 times the rounding of float32
+_EXACT = 1e-3  # an error of a check above it that is none is of rounding: of a narrow dtype, or of a sum that is nothing else
 _NAMED = 8  # names in a line before the rest is counted
+_ASSUMED = "lr assumed"  # of what a diagnosis tells about itself: whether the learning rate is nobody's choice
 SCOPE = (
     "Every number is of a layer's own parameters at the input that the layer had, to first order; the layers before it move too, and how "
     "that changes its input is not in them."
@@ -96,12 +98,19 @@ def check_lines(diagnosis: Diagnosis) -> list[str]:
     if not checks:
         return []
     failing = [one for one in checks if not one.ok]
-    worst = max(checks, key=lambda one: -math.inf if math.isnan(one.error) else one.error)
+    rounded = [one.parameter for one in checks if one.ok and one.error > _EXACT]
+    told = [one for one in checks if not one.ok or one.error <= _EXACT]
+    # A Monitor, which knows no loss, sees gradients after they were clipped.
+    factor = ", up to a factor, by which clipping may have shortened it" if diagnosis.loss is None else ""
     first = (
-        f"Self-check, what the captured rows say plain gradient descent would change against what it would: {len(checks) - len(failing)} "
-        f"of {_counted(len(checks), 'parameter')} agree; largest relative error {number(worst.error)} ({worst.parameter})."
+        f"Self-check, what the captured rows say plain gradient descent would change against what it would{factor}: "
+        f"{len(checks) - len(failing)} of {_counted(len(checks), 'parameter')} agree"
+        + (f", {len(rounded)} of them as far as rounding lets them ({_names(rounded)})" if rounded else "")
     )
-    return [first, *(f"  {one.parameter}: error {number(one.error)}, cosine {number(one.cosine)}: {one.reason}" for one in failing)]
+    if told:
+        worst = max(told, key=lambda one: -math.inf if math.isnan(one.error) else one.error)
+        first += f"; largest relative error{' of the others' if rounded else ''} {number(worst.error)} ({worst.parameter})"
+    return [f"{first}.", *(f"  {one.parameter}: error {number(one.error)}, cosine {number(one.cosine)}: {one.reason}" for one in failing)]
 
 
 def refusals(diagnosis: Diagnosis) -> list[str]:
@@ -112,7 +121,10 @@ def refusals(diagnosis: Diagnosis) -> list[str]:
 
 def about_items(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """What was diagnosed and assumed, by name; without the number of inputs of each layer, which the figures show."""
-    return [(key.replace("_", " "), _value(value)) for key, value in diagnosis.about.items() if key != "inputs"]
+    about = {key: _value(value) for key, value in diagnosis.about.items() if key not in ("inputs", _ASSUMED)}
+    if diagnosis.about.get(_ASSUMED) and "lr" in about:
+        about["lr"] += f" (assumed, nobody gave one{'; the change of the loss is that of this rate' if diagnosis.loss else ''})"
+    return [(key.replace("_", " "), value) for key, value in about.items()]
 
 
 def _value(value: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from affine_divergence.diagnostics._records import Counterfactual, Diagnosis, Row, Step
+from affine_divergence.diagnostics._visible import visible
 
 NOTHING = "–"
 PLAIN = "plain gradient"
@@ -86,8 +87,8 @@ def calls_table(diagnosis: Diagnosis, most: int | None = None) -> Table | None:
 
 
 def name_of(module: str) -> str:
-    """The module's name; the root has an empty one."""
-    return module or "(the model)"
+    """The module's name as it can be shown; the root has an empty one."""
+    return visible(module) or "(the model)"
 
 
 def number(value: float) -> str:

@@ -21,6 +21,7 @@ from affine_divergence.diagnostics._sentences import (
 )
 from affine_divergence.diagnostics._tables import Table, calls_table, corrections_table, rows_table
 from affine_divergence.diagnostics._verdict import RULES
+from affine_divergence.diagnostics._visible import shown
 
 MOST = 40  # calls that are shown
 WIDTH = 140
@@ -29,6 +30,7 @@ _LONGEST = 32  # letters of a name in a table
 
 def text(diagnosis: Diagnosis) -> str:
     """Coverage, the calls worst first with the reasons of their verdicts, loss, self-check, corrections, what was assumed."""
+    diagnosis = shown(diagnosis)
     blocks = (
         [f"Diagnosis of step {diagnosis.step}", *_wrapped(coverage_lines(diagnosis))],
         list(_calls(diagnosis)),

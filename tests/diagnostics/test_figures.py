@@ -206,3 +206,9 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"a figure needs matplotlib, .* pip install 'affine-divergence\[diagnosis\]'"):
         made.diagnosis().plot()
+
+
+def test_names_that_are_not_printable_are_drawn_escaped() -> None:
+    figure = made.called("fc\x1b[31m\n\ud800é").plot()
+    assert names(axes_of(figure)) == [r"fc\x1b[31m\n\ud800é"]
+    svg(figure)

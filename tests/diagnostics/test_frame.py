@@ -41,6 +41,11 @@ def test_the_types_do_not_hang_on_what_the_rows_hold() -> None:
     assert {expected[name] for name in numbers} == {pl.Float64}
 
 
+def test_names_that_are_not_printable_are_escaped_and_others_as_they_are() -> None:
+    frame = made.called("fc\x1b[31m\n\ud800é").to_frame()
+    assert frame.select("module", "type", "reason").row(0) == (*[r"fc\x1b[31m\n\ud800é"] * 2, r"of fc\x1b[31m\n\ud800é")
+
+
 def test_without_polars_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ImportError, match=r"needs polars, .* pip install 'affine-divergence\[diagnosis\]'"):

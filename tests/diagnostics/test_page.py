@@ -149,3 +149,13 @@ def test_a_page_is_made_without_torch(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", code, str(tmp_path / "page.html")]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=Path(made.__file__).parent)
     assert done.stdout.strip() == "False"
+
+
+def test_names_that_are_not_printable_are_on_the_page_escaped(tmp_path: Path) -> None:
+    odd, escaped = "fc\x1b[31m\n\u202e\ud800\x85é", r"fc\x1b[31m\n\u202e\ud800\x85é"
+    reader = read(tmp_path, made.called(odd), made.called(odd))
+    assert "".join(reader.words).count(escaped) > 10
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert [letter for letter in page if not (letter.isprintable() or letter == "\n")] == []
+    write_page([made.called(escaped)] * 2, tmp_path / "same.html")
+    assert (tmp_path / "same.html").read_text(encoding="utf-8") == page

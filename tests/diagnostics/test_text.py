@@ -13,6 +13,11 @@ import pytest
 from affine_divergence.diagnostics._tables import name_of, number, share
 
 
+def told(diagnosis) -> str:
+    """The text on one line."""
+    return " ".join(str(diagnosis).split())
+
+
 def cells(diagnosis, first: str) -> dict[str, list[str]]:
     """The cells under the header line that begins with `first`, by the first of them."""
     lines = str(diagnosis).splitlines()
@@ -134,6 +139,25 @@ def test_the_self_check_tells_its_worst_error_and_every_failure_by_name() -> Non
     assert "embed.weight: error" not in said
 
 
+def test_a_check_that_agrees_by_rounding_alone_alarms_nobody() -> None:
+    exact, noise = (made.check(name, error=error) for name, error in (("fc.weight", 2e-7), ("fc.bias", 0.93)))
+    assert "2 of 2 parameters agree, 1 of them as far as rounding lets them (fc.bias); largest relative error of the others 2e-7" in told(
+        made.diagnosis(checks=(noise, exact))
+    )
+    alone = told(made.diagnosis(checks=(noise,)))
+    assert "1 of 1 parameter agree, 1 of them as far as rounding lets them (fc.bias)." in alone
+    assert "0.93" not in alone
+    wrong = made.check("head.weight", error=0.31, ok=False, reason="another use")
+    assert "2 of 3 parameters agree, 1 of them as far as rounding lets them (fc.bias); largest relative error of the others 0.31" in told(
+        made.diagnosis(checks=(noise, exact, wrong))
+    )
+
+
+def test_a_check_after_clipping_is_told_as_one_up_to_a_factor() -> None:
+    assert "up to a factor, by which clipping may have shortened it: 1 of 2 parameters agree" in told(made.diagnosis(loss=None))
+    assert "up to a factor" not in told(made.diagnosis())
+
+
 def test_each_correction_has_its_median_over_the_calls_and_its_step() -> None:
     found = tuple(
         made.counterfactual(kind, name, alignment_median=value)
@@ -165,6 +189,21 @@ def test_what_was_assumed_and_what_good_looks_like_close_the_text() -> None:
     assert "model: Net; weight decay: 0, 0.1; plain: yes" in said
     assert "inputs:" not in said
     assert said.index("a layer's own parameters") < said.index("Good is a step") < said.index("Benign:")
+
+
+def test_a_rate_that_nobody_gave_is_told_as_assumed_and_what_hangs_on_it() -> None:
+    about = {"model": "Net", "lr": [1.0], "lr assumed": True, "plain": True}
+    assert "lr: 1 (assumed, nobody gave one; the change of the loss is that of this rate); plain" in told(made.diagnosis(about=about))
+    assert "lr: 1; plain" in told(made.diagnosis(about=about | {"lr assumed": False}))
+
+
+def test_names_that_are_not_printable_are_shown_escaped() -> None:
+    odd = "fc\x1b[31m\n\u202e\ud800\x85é"
+    said = str(made.called(odd))
+    assert said.count(r"fc\x1b[31m\n\u202e\ud800\x85é") > 12
+    assert [letter for letter in said if not (letter.isprintable() or letter == "\n")] == []
+    assert "31m\n" not in said
+    assert said == str(made.called(r"fc\x1b[31m\n\u202e\ud800\x85é"))
 
 
 def test_a_diagnosis_of_nothing_says_so() -> None:
