@@ -125,14 +125,14 @@ def _diagnoses(lines: Iterable[tuple[int, bytes]], path: str | os.PathLike[str])
             name = value.pop("record", None)
             if name == "about":
                 begun, found = _about(value), {known: [] for known in RECORDS}
-            elif name not in RECORDS:
+            elif not isinstance(name, str) or name not in RECORDS:
                 raise ValueError(f"wanted a record that is one of about, {', '.join(RECORDS)}, got {name!r}")
             elif begun is None or value.pop("step", None) != begun["step"] or begun["lines"] == 0:
                 raise ValueError("it is none of the lines that the about line before it announces")
             else:
                 found[name].append(_record(name, value))
                 begun["lines"] -= 1
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
         if begun["lines"] == 0:
             yield Diagnosis(
@@ -151,7 +151,7 @@ def _diagnoses(lines: Iterable[tuple[int, bytes]], path: str | os.PathLike[str])
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # not JSON, or nested without end
         return None
     return value if isinstance(value, dict) else None
 
@@ -159,7 +159,10 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def _about(value: dict[str, Any]) -> dict[str, Any]:
     if value.get("format") != FORMAT:
         raise ValueError(f"wanted format {FORMAT}, got {value.get('format')!r}; a newer affine-divergence wrote the file: update this one")
-    return _fields(value, {"step": int, "format": int, "lines": int, "about": dict}, "about")
+    read = _fields(value, {"step": int, "format": int, "lines": int, "about": dict}, "about")
+    if read["lines"] < 0:
+        raise ValueError(f"lines of the about record: wanted how many follow, got {read['lines']}")
+    return read
 
 
 def _record(name: str, value: dict[str, Any]) -> Any:
@@ -195,11 +198,19 @@ def _read(value: Any, hint: Any) -> Any:
             return math.nan
         if isinstance(value, str) and value in _INFINITIES:
             return _INFINITIES[value]
-        if type(value) in (int, float):
+        if type(value) is float or _whole(value):
             return float(value)
+    elif hint is int:
+        if _whole(value):
+            return value
     elif value in inner if origin is typing.Literal else type(value) is hint:
         return value
     raise _UnfitError
+
+
+def _whole(value: Any) -> bool:
+    # Of 64 bits, which neither a float nor a DataFrame overflows at.
+    return type(value) is int and -(2**63) <= value < 2**63
 
 
 def _wanted(hint: Any) -> str:
@@ -210,4 +221,5 @@ def _wanted(hint: Any) -> str:
         return f"a list, each {_wanted(inner[0])}"
     if origin is typing.Literal:
         return f"one of {', '.join(inner)}"
-    return {float: 'a number, null, "inf" or "-inf"', int: "a whole number", str: "text", bool: "true or false"}.get(hint, "an object")
+    names = {float: 'a number, null, "inf" or "-inf"', int: "a whole number of 64 bits", str: "text", bool: "true or false"}
+    return names.get(hint, "an object")

@@ -26,7 +26,7 @@ def changed(path: Path, record: str, change: Callable[[dict], object]) -> int:
 
 def test_what_is_saved_is_loaded_as_it_was(tmp_path: Path) -> None:
     infinite = {"multiplier_p95": math.inf, "interference": -math.inf}
-    odd = made.row('a "quoted"\nname é', multiplier_p5=0.1 + 0.2, below_zero=math.nan, rank=None, **infinite)
+    odd = made.row('a "quoted"\nname é \x1b[31m\ud800', multiplier_p5=0.1 + 0.2, below_zero=math.nan, rank=None, **infinite)
     several = [made.diagnosis(), made.diagnosis(step=8, rows=(odd,), loss=None), made.diagnosis(step=9, rows=(), coverage=())]
     save(several, tmp_path / "d.jsonl")
     assert load(tmp_path / "d.jsonl") == several  # math.nan is one object there and here, and equal to itself in a tuple
@@ -102,8 +102,8 @@ def test_nothing_is_appended_to_a_file_of_something_else(tmp_path: Path) -> None
         ("about", lambda line: line.pop("lines"), "the about record lacks lines"),
         ("row", lambda line: line.update(colour="red"), "the row record has the unknown colour"),
         ("row", lambda line: line.pop("rank"), "the row record lacks rank"),
-        ("row", lambda line: line.update(rank=1.5), "rank of the row record: wanted a whole number or null, got 1.5"),
-        ("row", lambda line: line.update(rows=True), "rows of the row record: wanted a whole number, got true"),
+        ("row", lambda line: line.update(rank=1.5), "rank of the row record: wanted a whole number of 64 bits or null, got 1.5"),
+        ("row", lambda line: line.update(rows=True), "rows of the row record: wanted a whole number of 64 bits, got true"),
         ("row", lambda line: line.update(update_ratio="many"), 'wanted a number, null, "inf" or "-inf", got "many"'),
         ("row", lambda line: line.update(update_ratio=[1]), r'wanted a number, null, "inf" or "-inf", got \[1\]'),
         ("row", lambda line: line.update(verdict="fine"), 'verdict of the row record: wanted one of ok, look, broken, got "fine"'),
@@ -111,6 +111,11 @@ def test_nothing_is_appended_to_a_file_of_something_else(tmp_path: Path) -> None
         ("coverage", lambda line: line.update(module=None), "module of the coverage record: wanted text, got null"),
         ("samples", lambda line: line.update(index=[0.5]), "index of the samples record: wanted a list, each a whole number"),
         ("loss", lambda line: line.update(record="gain"), "wanted a record that is one of about, coverage, row, .*, got 'gain'"),
+        ("row", lambda line: line.update(update_ratio=10**400), 'wanted a number, null, "inf" or "-inf", got 1000'),
+        ("row", lambda line: line.update(rows=10**400), "rows of the row record: wanted a whole number of 64 bits, got 1000"),
+        ("about", lambda line: line.update(step=2**63), "step of the about record: wanted a whole number of 64 bits, got 9223"),
+        ("about", lambda line: line.update(lines=-1), "lines of the about record: wanted how many follow, got -1"),
+        ("check", lambda line: line.update(record=["check"]), r"wanted a record that is one of about, .*, got \['check'\]"),
         ("step", lambda line: line.update(step=8), "it is none of the lines that the about line before it announces"),
     ],
 )
@@ -130,6 +135,17 @@ def test_a_line_in_the_middle_that_is_no_json_is_an_error(tmp_path: Path) -> Non
     (tmp_path / "d.jsonl").write_text("".join([*lines[:4], lines[4][:20] + "\n", *lines[5:]]))
     with pytest.raises(ValueError, match=r"line 5: not a JSON object"):
         load(tmp_path / "d.jsonl")
+
+
+@pytest.mark.parametrize("depth", [900, 985, 100_000])
+def test_a_line_that_is_nested_without_end_is_an_error(tmp_path: Path, depth: int) -> None:
+    save([made.diagnosis()], tmp_path / "d.jsonl")
+    lines = (tmp_path / "d.jsonl").read_text().splitlines(keepends=True)
+    for deep in ("[" * depth, '{"record": "row", "step": 7, "module": ' + "[" * depth + "]" * depth + "}"):
+        (tmp_path / "d.jsonl").write_text("".join([*lines[:4], deep + "\n", *lines[4:]]))
+        with pytest.raises(ValueError, match=r"d.jsonl, line 5: "):
+            load(tmp_path / "d.jsonl")
+        append(made.diagnosis(), tmp_path / "d.jsonl")
 
 
 def test_a_line_more_than_announced_is_an_error(tmp_path: Path) -> None:
