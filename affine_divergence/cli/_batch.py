@@ -95,14 +95,24 @@ def _of_numpy(path: Path) -> dict[str, torch.Tensor]:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it is one array, not an archive")
         with archive:
-            return {name: torch.from_numpy(_plain(archive[name])) for name in archive.files}
+            return {name: torch.from_numpy(_plain(archive[name], name)) for name in archive.files}
     except OSError as error:
         raise BadInputError(f"--batch {path}: {error.strerror or error}") from error
     except (ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise BadInputError(f"--batch {path} cannot be read as numbers of numpy.savez: {first_line(error)}") from error
 
 
-def _plain(array: Any) -> Any:
+def _plain(array: Any, name: str) -> Any:
     # numpy's numbers are float64 where nobody chose, and labels of any width: models have float32, and losses int64.
+    import numpy as np
+
     kinds = {"f": "float32", "i": "int64", "u": "int64"}
-    return array.astype(kinds[array.dtype.kind]) if array.dtype.kind in kinds else array
+    if array.dtype.kind not in kinds:
+        return array
+    wanted = kinds[array.dtype.kind]
+    with np.errstate(over="ignore"):
+        narrow = array.astype(wanted)
+    beyond = narrow < 0 if array.dtype.kind == "u" else np.isinf(narrow) & np.isfinite(array)
+    if beyond.any():
+        raise ValueError(f"{name} holds {array[beyond].flat[0]}, which {wanted} has not; scale it, or give a function")
+    return narrow

@@ -6,7 +6,8 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -26,16 +27,26 @@ def named(text: str, what: str) -> Any:
     module = _from_file(Path(source), what) if source.endswith(".py") else _from_path(source, what)
     found: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise BadInputError(f"{what}: {source} has no {name}; {_there(module)}")
-        found = getattr(found, part)
+        with of_users(f"{what}: {text}"):  # a module may have a __getattr__
+            if not hasattr(found, part):
+                raise BadInputError(f"{what}: {source} has no {name}; {_there(module)}")
+            found = getattr(found, part)
     return found
 
 
 def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
     """What a user's function returns; what it raises becomes bad input, with its place."""
-    try:
+    with of_users(what):
         return function(*arguments)
+
+
+@contextmanager
+def of_users(what: str) -> Iterator[None]:
+    """In here code of the user's runs: what it raises becomes bad input, with its place. To end the command is not its business."""
+    try:
+        yield
+    except BadInputError:
+        raise
     except (Exception, SystemExit) as error:
         raise BadInputError(f"{what} raised {told(error)}") from error
 
@@ -71,10 +82,11 @@ def _from_file(path: Path, what: str) -> ModuleType:
     _importable(full.parent)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+        with of_users(f"{what}: running {path}"):
+            spec.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
-        raise BadInputError(f"{what}: running {path} raised {told(error)}") from error
+        raise
     return module
 
 

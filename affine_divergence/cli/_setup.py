@@ -93,14 +93,20 @@ def optimizer_of(text: str | None, lr: float | None, model: torch.nn.Module) -> 
     return made
 
 
-def moved(value: Any, device: str) -> Any:
+def on_device(network: torch.nn.Module, batch: Batch, device: str) -> Batch:
+    """The batch there, and the network too; both may be of classes of the user's."""
+    called(network.to, f"MODEL, moved to {device},", device)
+    return Batch(*(called(_moved, f"--batch, moved to {device},", part, device) for part in batch))
+
+
+def _moved(value: Any, device: str) -> Any:
     """The tensors of a batch on the device, in the tuples, lists and dicts that held them."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
-        return {name: moved(entry, device) for name, entry in value.items()}
+        return {name: _moved(entry, device) for name, entry in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(moved(entry, device) for entry in value)
+        return type(value)(_moved(entry, device) for entry in value)
     return value

@@ -43,5 +43,8 @@ def _way_out(store: Path) -> Iterator[None]:
         begun = False
         with suppress(BadInputError, StudyFailedError), read(store) as results:
             begun = results.get("grid") is not None
-        error.add_note(f"affdiv resume {shlex.quote(str(store))} goes on from there" if begun else "the same command starts again")
+        if begun:
+            error.add_note(f"affdiv resume {shlex.quote(str(store))} goes on from there")
+        elif isinstance(error, StudyFailedError):
+            error.add_note("the same command starts again")
         raise

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from affine_divergence.cli._kept import kept
 from affine_divergence.cli._options import Cache
 from affine_divergence.cli._progress import tell
 from affine_divergence.lab.data import HOW, parse_source
@@ -49,9 +50,10 @@ def data(
         _list()
         return
     name, path = parse_source(source)
-    if download:
-        path = _download(name, path, to, mirror or [])
-    _describe(name, path, cache)
+    with kept() if download else nullcontext():
+        if download:
+            path = _download(name, path, to, mirror or [])
+        _describe(name, path, cache)
     if to is not None:
         print(f"use with  --data {name}={path}")
 

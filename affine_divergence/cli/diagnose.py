@@ -12,7 +12,7 @@ from cyclopts import Parameter
 import affine_divergence
 from affine_divergence.cli._batch import Batch
 from affine_divergence.cli._named import told
-from affine_divergence.cli._setup import SEED, given, moved, optimizer_of
+from affine_divergence.cli._setup import SEED, given, on_device, optimizer_of
 from affine_divergence.lab.devices import check_device
 from affine_divergence.lab.errors import BadInputError, first_line
 from affine_divergence.lab.examples import EXAMPLES, example as made_example
@@ -68,13 +68,13 @@ def diagnose(
             _refuse(asked, "--example", "--optimizer", "--lr", *how)
             if example not in EXAMPLES:
                 raise BadInputError(f"there is no example {example}; there are: {', '.join(EXAMPLES)}")
-        _check(lr, optimizer)
+        _check(lr, optimizer, include)
         check_device(device)
         network, read, loss_fn = given(model, batch, loss) if example is None else _example(example)
-        network.to(device)
+        there = on_device(network, read, device)
         chosen = optimizer_of(optimizer, lr, network)
         options = {"optimizer": chosen, "lr": lr if chosen is None else None, "include": include, "counterfactual": counterfactual}
-        found = [_diagnosed(network, Batch(*(moved(part, device) for part in read)), loss_fn, options)]
+        found = [_diagnosed(network, there, loss_fn, options)]
     print(found[-1])
     if out is not None:
         _write(found, out, table=from_ is None)
@@ -104,11 +104,14 @@ def _refuse(asked: Sequence[str], option: str, *allowed: str) -> None:
         raise BadInputError(f"{option} says what to diagnose; leave out {' and '.join(others)}, or {option}")
 
 
-def _check(lr: float | None, optimizer: str | None) -> None:
+def _check(lr: float | None, optimizer: str | None, include: Sequence[str] | None) -> None:
     if lr is not None and not (math.isfinite(lr) and lr > 0):
         raise BadInputError(f"--lr must be positive and finite, got {lr:g}")
     if lr is not None and optimizer is not None and ":" in optimizer:
         raise BadInputError(f"--optimizer {optimizer} sets its own learning rate; leave out --lr")
+    if include is not None and not (include and all(include)):
+        got = "an empty one" if include else "none"
+        raise BadInputError(f"--include wants a pattern of names of modules, or several; got {got}: leave --include out to measure all")
 
 
 def _example(name: str) -> tuple[torch.nn.Module, Batch, Callable[..., Any]]:
@@ -124,6 +127,8 @@ def _diagnosed(model: torch.nn.Module, batch: Batch, loss_fn: Callable[..., Any]
     torch.manual_seed(SEED)  # the masks of dropout
     try:
         return diagnosis_of(model, batch.inputs, batch.targets, loss_fn, **options)
+    except SystemExit as error:
+        raise BadInputError(f"the step raised {told(error)}") from error
     except Exception as error:
         if not Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(affine_divergence.__file__).parent):
             raise BadInputError(f"the step raised {told(error)}") from error  # in the model, the loss or the optimiser

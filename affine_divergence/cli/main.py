@@ -1,6 +1,7 @@
 # The affdiv command: its commands, and what an error becomes. Exit codes: 0 done, 1 failed, 2 bad input.
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from affine_divergence.cli.reproduce import reproduce
 from affine_divergence.cli.resume import resume
 from affine_divergence.cli.run import run
 from affine_divergence.cli.status import status
+from affine_divergence.diagnostics._visible import visible
 from affine_divergence.lab.errors import BadInputError, StudyFailedError
 
 app = cyclopts.App(
@@ -41,6 +43,7 @@ app.command(bench)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
+    _open_output()
     sys.exit(call(arguments))
 
 
@@ -54,8 +57,9 @@ def call(arguments: Sequence[str] | None = None) -> int:
     except StudyFailedError as error:
         return _say(error, 1)
     except KeyboardInterrupt as error:
-        way_out = "; ".join(getattr(error, "__notes__", ["the same command goes on from there"]))
-        tell(f"affdiv: interrupted; what was finished is stored, {way_out}")
+        notes = getattr(error, "__notes__", ())  # of commands that store what they have finished, how to go on
+        way_out = f"what was finished is stored, {'; '.join(notes)}" if notes else "the same command starts anew"
+        tell(f"affdiv: interrupted; {way_out}")
         return getattr(error, "exit_code", 130)
     except OSError as error:
         if error.filename is not None:
@@ -67,6 +71,14 @@ def call(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _open_output() -> None:
+    # Output in an encoding without the letters, as cp1252 has no ─, gets question marks; where it is closed nobody wants any.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (and no file of a study gets its number)
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def _say(error: Exception, code: int) -> int:
-    tell(f"affdiv: {' '.join('; '.join([str(error), *getattr(error, '__notes__', ())]).split())}")
+    tell(visible(f"affdiv: {' '.join('; '.join([str(error), *getattr(error, '__notes__', ())]).split())}"))
     return code

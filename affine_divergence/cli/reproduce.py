@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from affine_divergence.cli._kept import kept
 from affine_divergence.cli._options import Workers, worker_count
 from affine_divergence.cli._print import show_report
 from affine_divergence.cli._progress import progress
@@ -37,7 +38,7 @@ def reproduce(
     text = (folder / f"{study}.toml").read_text(encoding="utf-8")
     grid = parse_grid(text, study)
     out = out or Path("results") / study
-    with opened(out / "store") as store, progress() as show:
+    with kept(), opened(out / "store") as store, progress() as show:
         studies.run(grid, text, store, None, workers=worker_count(workers), progress=show)
         records = store.records()
     show_report(records, text, out)

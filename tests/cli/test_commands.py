@@ -1,16 +1,18 @@
 # The command line: exit codes, what goes to which stream, what starts without torch.
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import diagnosis_maker as made
 import pytest
 from makers import TINY, TUNED
 
-from affine_divergence.cli.main import call
+from affine_divergence.cli.main import call, main
 from affine_divergence.lab.store import opened
 
 
@@ -136,3 +138,55 @@ def test_an_interruption_while_the_commands_are_imported_is_one_line(tmp_path: P
     end = "from affine_divergence.cli import command; command()"
     done = subprocess.run([sys.executable, "-c", f"{stop}{code}\n{end}"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "affdiv: interrupted before anything was begun\n")
+
+
+GOES_ON = "what was finished is stored, the same command goes on from there"
+ANEW = "the same command starts anew"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "said"),
+    [
+        (["diagnose", "--example", "mlp"], "affine_divergence.diagnostics._diagnose._step", ANEW),
+        (["bench", "layers"], "affine_divergence.lab.benchmarks.layers", ANEW),
+        (["data", "digits"], "affine_divergence.lab.data.load", ANEW),
+        (["data", "cifar10", "--download"], "affine_divergence.lab.data.download", GOES_ON),
+        (["reproduce", "quick", "--out", "out"], "affine_divergence.lab.study.run", GOES_ON),
+        (["run", "grid.toml", "--store", "s", "--workers", "1"], "affine_divergence.lab.study.run", ANEW),
+    ],
+)
+def test_an_interruption_says_what_the_same_command_does(
+    arguments: list[str], where: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    Path("grid.toml").write_text(TINY)
+    monkeypatch.setattr(where, interrupted)
+    assert call(arguments) == 130
+    assert capsys.readouterr().err == f"affdiv: interrupted; {said}\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("arguments", [["data"], ["diagnose", "--from", "d.jsonl"]])
+def test_letters_that_the_output_has_not_are_question_marks(
+    encoding: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def printed(code: str) -> bytes:
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, code))
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(arguments)
+        sys.stdout.flush()
+        return written.getvalue()
+
+    monkeypatch.chdir(tmp_path)
+    made.called("fc_−\ud800").save("d.jsonl")
+    assert printed(encoding) == printed("utf-8").decode().encode(encoding, errors="replace")
+
+
+def test_closed_output_is_no_error() -> None:
+    for arguments in (["data"], ["--help"]):
+        done = subprocess.run(f"{shlex.join([*AFFDIV, *arguments])} >&-", shell=True, stderr=subprocess.PIPE, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), arguments

@@ -81,6 +81,48 @@ mean = nn.CrossEntropyLoss
 NUMBER = 3
 """
 
+LEAVING = """
+import sys
+import torch
+from torch import nn
+from own import Own, make_batch
+
+class Forward(Own):
+    def forward(self, x):
+        sys.exit()
+
+class Backward(Own):
+    def forward(self, x):
+        out = self.body(x)
+        out.register_hook(lambda g: sys.exit(3))
+        return out
+
+class Moved(Own):
+    def _apply(self, fn, recurse=True):
+        raise MemoryError("too much")
+
+class Rows(torch.Tensor):
+    def to(self, *args, **kwargs):
+        raise OSError(28, "No space")
+
+def rows():
+    return torch.ones(6, 4).as_subclass(Rows), make_batch()[1]
+
+def loss(output, targets):
+    sys.exit("enough")
+
+def sgd(parameters):
+    class Leaving(torch.optim.SGD):
+        def step(self):
+            sys.exit(0)
+    return Leaving(parameters, lr=0.1)
+
+def __getattr__(name):
+    if name == "away":
+        sys.exit(0)
+    raise AttributeError(name)
+"""
+
 
 def step(model: str = "own.py:make_model", batch: str = "own.py:make_batch", loss: str = "cross_entropy") -> list[str]:
     return [model, "--batch", batch, "--loss", loss]
@@ -93,6 +135,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = set(sys.modules)
     Path("own.py").write_text(OWN)
+    Path("leaving.py").write_text(LEAVING)
     yield
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
@@ -152,6 +195,8 @@ BATCHES = [
     ("own.py:three", "--batch own.py:three has 3 parts; wanted are two: inputs and targets"),
     ("own.py:number", "--batch own.py:number is of type int; wanted is a tensor, a pair (inputs, targets) or a dict"),
     ("own.py:half_a_batch", "--batch own.py:half_a_batch holds no inputs; its entries are: targets"),
+    ("long.npz", "--batch long.npz cannot be read as numbers of numpy.savez: labels holds 18446744073709551615, which int64 has not"),
+    ("large.npz", "--batch large.npz cannot be read as numbers of numpy.savez: inputs holds 1e+300, which float32 has not"),
     ("mixed.npz", "--batch mixed.npz holds inputs and also scale; give all inputs as keywords of the model"),
     ("own.py:fails", "--batch own.py:fails raised KeyError: 'weights'"),
     ("own.py:lonely_batch", "compares the output with targets, --batch own.py:lonely_batch has none"),
@@ -193,9 +238,25 @@ OTHERS = [
 ]
 
 
+LEFT = [
+    (step("leaving.py:Forward"), "the step raised SystemExit ({folder}/leaving.py:9 in forward)"),
+    (step("leaving.py:Backward"), "the step raised SystemExit: 3 ({folder}/leaving.py:14 in <lambda>)"),
+    (step(loss="leaving.py:loss"), "the step raised SystemExit: enough ({folder}/leaving.py:29 in loss)"),
+    ([*step(), "--optimizer", "leaving.py:sgd"], "the step raised SystemExit: 0 ({folder}/leaving.py:34 in step)"),
+    (step("leaving.py:Moved"), "MODEL, moved to cpu, raised MemoryError: too much ({folder}/leaving.py:19 in _apply)"),
+    (step(batch="leaving.py:rows"), "--batch, moved to cpu, raised OSError: [Errno 28] No space ({folder}/leaving.py:23 in to)"),
+    (step("leaving.py:away"), "MODEL: leaving.py:away raised SystemExit: 0 ({folder}/leaving.py:39 in __getattr__)"),
+    (step("leaving.py:here"), "MODEL: leaving.py has no here; it has"),
+    ([*step(), "--include"], "--include wants a pattern of names of modules, or several; got none"),
+    ([*step(), "--include", "--device", "cpu"], "--include wants a pattern"),
+    ([*step(), "--include", "body", ""], "--include wants a pattern of names of modules, or several; got an empty one"),
+    ([*step(), "--include", "\x1b[31m"], r"\x1b[31m"),
+]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [*((step(model=name), said) for name, said in MODELS), *((step(batch=name), said) for name, said in BATCHES), *OTHERS],
+    [*((step(model=name), said) for name, said in MODELS), *((step(batch=name), said) for name, said in BATCHES), *OTHERS, *LEFT],
 )
 def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -213,12 +274,15 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_code_2(
     Path("array.npy").rename("array.npz")
     np.savez("objects.npz", inputs=np.array([{}, []], dtype=object))
     np.savez("names.npz", inputs=np.array(["a", "b"]))
+    np.savez("long.npz", inputs=np.ones((6, 4)), labels=np.array([1, 2**64 - 1, 2**63], dtype="uint64"))
+    np.savez("large.npz", inputs=np.array([np.inf, 1.0, 1e300]))
     np.savez("mixed.npz", inputs=np.ones((6, 4)), scale=np.ones(6))
     assert call(["diagnose", *arguments]) == 2
     out, error = capsys.readouterr()
     assert message.format(folder=tmp_path) in error
     assert error.startswith("affdiv: ")
-    assert error.count("\n") == 1
+    assert error.endswith("\n")
+    assert error[:-1].isprintable()
     if "--out" not in arguments:
         assert out == ""
 
