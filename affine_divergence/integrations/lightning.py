@@ -20,10 +20,11 @@ class MonitorCallback(Callback):
     """An ad.Monitor while the trainer fits: attached when training starts, detached when it ends, by an error too.
 
     It watches the optimizer of modules that have one. In training over several processes the first one is watched, whose rows are a
-    part of the batch.
+    part of the batch. The gradient scaler of "16-mixed" is reckoned with; a strategy that scales the loss by itself, as DeepSpeed's in
+    float16, shows none: there multipliers have its scale in them, see ad.Monitor.
 
     Args:
-        every: steps of the optimizer from one diagnosis to the next.
+        every: steps of the optimizer from one diagnosis to the next; those at which the trainer's global step is a multiple of it.
         path: JSON lines file that every diagnosis is appended to, as that of ad.Monitor.
         log: whether the few aggregates go to the trainer's loggers, at the trainer's global step.
         include: patterns of the names of the modules to measure, as those of ad.Monitor.
@@ -76,6 +77,7 @@ class MonitorCallback(Callback):
             plain=self.plain,
             grad_scaler=trainer.scaler,
         )
+        self._monitor.steps = trainer.global_step  # which a checkpoint has restored by now
         self._monitor.attach()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

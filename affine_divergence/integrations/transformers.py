@@ -19,10 +19,11 @@ class MonitorCallback(TrainerCallback):
     """An ad.Monitor while the Trainer trains: attached when training begins, detached when it ends.
 
     The Trainer tells its callbacks of no error: after one, the Monitor stays attached until the next training, or detach().
-    In training over several processes the first one is watched, whose rows are a part of the batch.
+    In training over several processes the first one is watched, whose rows are a part of the batch. The gradient scaler of fp16 is
+    reckoned with; DeepSpeed, which scales the loss by itself, shows none: there multipliers have its scale in them, see ad.Monitor.
 
     Args:
-        every: steps of the optimizer from one diagnosis to the next.
+        every: steps of the optimizer from one diagnosis to the next; those at which the state's global step is a multiple of it.
         path: JSON lines file that every diagnosis is appended to, as that of ad.Monitor.
         log: whether the few aggregates become an entry of the Trainer's state.log_history.
         tracker: where they also go, as in affine_divergence.integrations.trackers, with the Trainer's step.
@@ -72,6 +73,7 @@ class MonitorCallback(TrainerCallback):
             plain=self.plain,
             grad_scaler=scaler,
         )
+        self._monitor.steps = state.global_step  # which a checkpoint has restored by now
         self._monitor.attach()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -142,7 +143,33 @@ def test_a_training_that_goes_on_is_logged_at_the_trainers_own_step() -> None:
     trainer.fit(model := module(), loader)
     trainer.fit_loop.max_epochs = 2
     trainer.fit(model, loader)
-    assert [step for step, values in logger.entries if "affine_divergence/alignment" in values] == [0, 2, 4, 5, 7, 9]
+    assert [step for step, values in logger.entries if "affine_divergence/alignment" in values] == [0, 2, 4, 6, 8]
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_repeats_no_step(tmp_path: Path) -> None:
+    fit(module(), [MonitorCallback(2, path=tmp_path / "whole.jsonl")], max_epochs=2)
+    loader = torch.utils.data.DataLoader(batches(), batch_size=None)
+    for epochs, checkpoint in ((1, None), (2, tmp_path / "first.ckpt")):
+        trainer = pl.Trainer(**QUIET, logger=False, max_epochs=epochs, callbacks=[MonitorCallback(2, path=tmp_path / "parts.jsonl")])
+        trainer.fit(module(), loader, ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / "first.ckpt")
+    whole, parts = load(tmp_path / "whole.jsonl"), load(tmp_path / "parts.jsonl")
+    assert [one.step for one in parts] == [0, 2, 4, 6, 8]
+    assert [(one.step, one.rows) for one in parts] == [(one.step, one.rows) for one in whole]
+
+
+def test_the_gradient_scaler_of_16_mixed_changes_no_number() -> None:
+    found = []
+    for scale in (1.0, 1024.0):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        fit(module(), [callback := MonitorCallback(4)], plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+        assert callback.last is not None
+        found.append(callback.last)
+    assert [one.about["loss scale"] for one in found] == [1.0, 1024.0]
+    for a, b in zip(found[0].rows, found[1].rows, strict=True):
+        assert a.multiplier_median == pytest.approx(b.multiplier_median, rel=0.02)  # float16
+        assert a.alignment_median == pytest.approx(b.alignment_median, rel=0.02)
+    assert all(check.ok for check in found[1].checks)
 
 
 def test_log_false_logs_nothing() -> None:

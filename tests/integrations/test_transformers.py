@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 
 from affine_divergence import Monitor
 from affine_divergence.diagnostics import load
@@ -39,14 +40,16 @@ def rows() -> list[dict[str, Tensor]]:
     return [{"x": torch.randn(6, generator=generator), "labels": torch.randint(3, (), generator=generator)} for _ in range(STEPS * ROWS)]
 
 
-def train(folder: Path, callbacks: list[Any], model: Net | None = None, **options: Any) -> tuple[Net, Trainer]:
+def train(
+    folder: Path, callbacks: list[Any], model: Net | None = None, checkpoint: str | None = None, **options: Any
+) -> tuple[Net, Trainer]:
     quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "logging_steps": 1}
     step = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
     size = {"per_device_train_batch_size": ROWS, "num_train_epochs": 1, "dataloader_pin_memory": False}
     model = model or Net()
     arguments = TrainingArguments(str(folder / "out"), **{**quiet, **step, **size, **options})
     trainer = Trainer(model, arguments, train_dataset=rows(), callbacks=callbacks)  # type: ignore[arg-type]
-    trainer.train()
+    trainer.train(resume_from_checkpoint=checkpoint)
     return model, trainer
 
 
@@ -90,6 +93,38 @@ def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
     found = load(tmp_path / "steps.jsonl")
     assert len(found) == 3  # of 2 + 2 + 1 batches
     assert [row.call for row in found[1].rows if row.module == "first"] == [0, 1]
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_repeats_no_step(tmp_path: Path) -> None:
+    tracked: list[int] = []
+    options = {"save_strategy": "steps", "save_steps": 3, "optim": "adamw_torch"}
+    train(tmp_path, [MonitorCallback(2, path=tmp_path / "whole.jsonl")], **options)
+    whole = load(tmp_path / "whole.jsonl")
+    callback = MonitorCallback(2, path=tmp_path / "rest.jsonl", tracker=lambda values, step: tracked.append(step))
+    train(tmp_path, [callback], checkpoint=str(tmp_path / "out" / "checkpoint-3"), **options)
+    rest = load(tmp_path / "rest.jsonl")
+    assert [one.step for one in whole] == [0, 2, 4]
+    assert [(one.step, one.rows) for one in rest] == [(one.step, one.rows) for one in whole[2:]]
+    assert tracked == [5]  # the Trainer counts from one
+
+
+def test_the_gradient_scaler_inside_accelerates_optimizer_changes_no_number() -> None:
+    found = []
+    for scale in (1.0, 1024.0):
+        model, (first, *_) = Net(), rows()
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        optimizer = AcceleratedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler)
+        callback, state = MonitorCallback(1), TrainerState()
+        callback.on_train_begin(None, state, None, model=model, optimizer=optimizer)
+        scaler.scale(model(first["x"][None], first["labels"][None])["loss"]).backward()
+        optimizer.step()
+        assert callback.last is not None
+        found.append(callback.last)
+        callback.detach()
+    assert [one.about["loss scale"] for one in found] == [1.0, 1024.0]
+    for a, b in zip(found[0].rows, found[1].rows, strict=True):
+        assert a.multiplier_median == pytest.approx(b.multiplier_median, rel=1e-4)
+        assert a.alignment_median == pytest.approx(b.alignment_median, rel=1e-4)
 
 
 def test_log_false_leaves_the_history_alone(tmp_path: Path) -> None:
