@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,7 @@ def _table(net: Net, repeats: int) -> Iterator[str]:
         yield f"{name:<46}{1e3 * value:>9.1f}{value / plain:>9.3f}{holds}"
     yield ""
     samples, added = seconds[SAMPLES], seconds[CHANGE] - plain
-    ratio = samples / added
+    ratio = samples / added if added > 0.0 else math.inf
     holds = "holds" if ratio >= net.cheaper else "missed"
     yield f"{SAMPLES} / what {CHANGE} adds: {ratio:.1f}  at least {net.cheaper:g}: {holds}"
     yield f"{SAMPLES} / the whole step with it: {samples / seconds[CHANGE]:.2f}"
