@@ -86,10 +86,13 @@ def loss_line(diagnosis: Diagnosis) -> str | None:
         return None
     told = abs(loss.predicted) > _RESOLVED * abs(loss.before)  # else the difference of two losses is mostly their rounding
     of = f", {number(loss.realised / loss.predicted)} times the predicted" if told else ""
-    return (
+    said = (
         f"The step on the same batch: loss {loss.before:.5g} before, {loss.after:.5g} after. Change predicted to first order "
         f"{number(loss.predicted)}, realised {number(loss.realised)}{of}."
     )
+    if told and loss.realised * loss.predicted < 0:
+        said += " The step is too long: the loss went the other way, whatever the verdicts, which are of the first order, say."
+    return said
 
 
 def check_lines(diagnosis: Diagnosis) -> list[str]:
@@ -153,9 +156,15 @@ def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 def _names(modules: Sequence[str]) -> str:
     """Names that differ in numbers only are one, with a star for them and how many they are: blocks.*.norm (12)."""
-    alike = _grouped((re.sub(r"(?<![^.])\d+(?![^.])", "*", module), module) for module in modules)
+    alike = _grouped((_pattern(module), module) for module in modules)
     named = [f"{pattern} ({len(own)})" if len(own) > 1 else name_of(own[0]) for pattern, own in alike.items()]
     return ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more" if len(named) > _NAMED else "")
+
+
+def _pattern(module: str) -> str:
+    # Names that are nothing but numbers, as in an nn.Sequential, would all be a star.
+    starred = re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
+    return starred if re.search(r"[^.*]", starred) else module
 
 
 def _counted(count: int, noun: str) -> str:

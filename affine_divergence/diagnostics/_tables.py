@@ -34,7 +34,7 @@ def rows_table(diagnosis: Diagnosis, most: int | None = None) -> Table:
     headers = (
         "module",
         *(["call"] if several else []),
-        *("verdict", "type", "rows", "p5", "median", "p95", "spread", "alignment", "uphill", "interference"),
+        *("verdict", "type", "rows", "p5", "median", "p95", "spread", "G p95/p5", "alignment", "uphill", "interference"),
         *(["rank"] if ranked else []),
         *("δW/W", "efficiency"),
     )
@@ -113,6 +113,13 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(there) if there else math.nan
 
 
+def apart(row: Row) -> float:
+    """How far apart the multipliers are that rows alone would have, p95/p5 of G_ii."""
+    if row.self_term_p5:
+        return row.self_term_p95 / row.self_term_p5
+    return math.inf if row.self_term_p95 > 0 else math.nan
+
+
 def _row(row: Row, several: bool, ranked: bool) -> tuple[str, ...]:
     return (
         name_of(row.module),
@@ -124,6 +131,7 @@ def _row(row: Row, several: bool, ranked: bool) -> tuple[str, ...]:
         number(row.multiplier_median),
         number(row.multiplier_p95),
         number(row.multiplier_cv),
+        number(apart(row)),
         number(row.alignment_median),
         share(row.below_zero),
         number(row.interference),
@@ -142,6 +150,7 @@ def _twin(row: Row, several: bool, ranked: bool) -> tuple[str, ...]:
         number(row.multiplier_median_plain),
         number(row.multiplier_p95_plain),
         number(row.multiplier_cv_plain),
+        "",
         number(row.alignment_median_plain),
         share(row.below_zero_plain),
         "",

@@ -25,7 +25,7 @@ from affine_divergence.diagnostics._visible import shown
 
 MOST = 40  # calls that are shown
 WIDTH = 140
-_LONGEST = 32  # letters of a name in a table
+_LONGEST_NAME, _LONGEST = 22, 32  # letters of the first cell of a row, and of any other
 
 
 def text(diagnosis: Diagnosis) -> str:
@@ -71,7 +71,8 @@ def _corrections(diagnosis: Diagnosis) -> Iterator[str]:
 
 def lines(table: Table) -> list[str]:
     """The table in columns that are as wide as they need be: words to the left, numbers to the right."""
-    columns = [[header, *cells] for header, *cells in zip(table.headers, *(map(_short, row) for row in table.rows), strict=True)]
+    rows = [(_short(row[0], _LONGEST_NAME), *(_short(cell, _LONGEST) for cell in row[1:])) for row in table.rows]
+    columns = [[header, *cells] for header, *cells in zip(table.headers, *rows, strict=True)]
     widths = [max(map(len, column)) for column in columns]
     shown = [
         [cell.ljust(width) if column[0] in table.left else cell.rjust(width) for cell in column]
@@ -94,9 +95,9 @@ def _over(groups: Sequence[tuple[str, int]], widths: Sequence[int]) -> list[str]
     return ["  ".join(cells).rstrip()]
 
 
-def _short(cell: str) -> str:
+def _short(cell: str, longest: int) -> str:
     # The end of a module's name tells more than its beginning.
-    return cell if len(cell) <= _LONGEST else f"…{cell[1 - _LONGEST :]}"
+    return cell if len(cell) <= longest else f"…{cell[1 - longest :]}"
 
 
 def _wrapped(paragraphs: Iterable[str]) -> list[str]:

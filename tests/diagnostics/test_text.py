@@ -10,6 +10,7 @@ from pathlib import Path
 import diagnosis_maker as made
 import pytest
 
+from affine_divergence.diagnostics._records import LossChange
 from affine_divergence.diagnostics._tables import name_of, number, share
 
 
@@ -56,7 +57,7 @@ def test_the_calls_are_sorted_worst_first() -> None:
 def test_a_row_shows_its_own_numbers_to_three_digits() -> None:
     one = made.row(multiplier_p5=0.00012345, multiplier_median=12.3456, multiplier_p95=123456.0, update_ratio=math.inf)
     shown = cells(made.diagnosis(rows=(one,)), "module ")["fc"]
-    assert " ".join(shown) == "ok Linear 500 (12) 0.000123 12.3 1.23e5 0.61 0.873 2.46 % 1.37 97 of 513 inf -0.842"
+    assert " ".join(shown) == "ok Linear 500 (12) 0.000123 12.3 1.23e5 0.61 3.7 0.873 2.46 % 1.37 97 of 513 inf -0.842"
 
 
 @pytest.mark.parametrize(
@@ -216,3 +217,16 @@ def test_text_needs_nothing_beyond_the_standard_library() -> None:
     code = f"import sys, diagnosis_maker as made; str(made.diagnosis()); print(sorted({extra} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(made.__file__).parent)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_step_that_raises_the_loss_that_it_was_to_lower_is_said_to_be_too_long() -> None:
+    too_long = made.diagnosis(loss=LossChange(before=2.0, after=2.5, predicted=-3.0, realised=0.5))
+    assert "The step is too long" in str(too_long)
+    assert "The step is too long" not in str(made.diagnosis(loss=LossChange(before=2.0, after=1.5, predicted=-3.0, realised=-0.5)))
+    by_rounding = LossChange(before=2.0, after=2.0000002, predicted=-1e-7, realised=2e-7)
+    assert "The step is too long" not in str(made.diagnosis(loss=by_rounding))
+
+
+def test_modules_of_nothing_but_a_number_are_named_each() -> None:
+    rows = tuple(made.row(name, verdict="look", reason="a reason") for name in ("1", "3", "blocks.0.fc", "blocks.1.fc"))
+    assert "look: 1, 3, blocks.*.fc (2): a reason" in str(made.diagnosis(rows=rows))
