@@ -221,10 +221,10 @@ def test_text_needs_nothing_beyond_the_standard_library() -> None:
 
 def test_a_step_that_raises_the_loss_that_it_was_to_lower_is_said_to_be_too_long() -> None:
     too_long = made.diagnosis(loss=LossChange(before=2.0, after=2.5, predicted=-3.0, realised=0.5))
-    assert "The step is too long" in str(too_long)
-    assert "The step is too long" not in str(made.diagnosis(loss=LossChange(before=2.0, after=1.5, predicted=-3.0, realised=-0.5)))
+    assert "The step is too long" in told(too_long)
+    assert "The step is too long" not in told(made.diagnosis(loss=LossChange(before=2.0, after=1.5, predicted=-3.0, realised=-0.5)))
     by_rounding = LossChange(before=2.0, after=2.0000002, predicted=-1e-7, realised=2e-7)
-    assert "The step is too long" not in str(made.diagnosis(loss=by_rounding))
+    assert "The step is too long" not in told(made.diagnosis(loss=by_rounding))
 
 
 def test_modules_of_nothing_but_a_number_are_named_each() -> None:

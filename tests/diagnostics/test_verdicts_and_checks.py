@@ -193,7 +193,7 @@ def test_a_second_use_of_a_weight_is_found_in_any_dtype_and_one_use_is_enough(na
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_a_bias_before_a_batch_normalisation_whose_gradient_is_rounding_passes(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 3)).to(dtype)
-    x = torch.randn(4, 3, 6, 6, dtype=dtype)
+    x = torch.randn(16, 3, 9, 9, dtype=dtype)
     found = ad.diagnose(model, x, None, bent, rank=False, counterfactual=False)
     assert {check.parameter: check.ok for check in found.checks} == {f"{n}.{p}": True for n in (0, 2) for p in ("weight", "bias")}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
