@@ -3,21 +3,18 @@
 # Only a call whose gradient arrives is kept; until then the graph alone holds what was seen of it, and drops it with itself.
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from affine_divergence.diagnostics._attention import Projections
-from affine_divergence.diagnostics._layers import Found, Layer, Site
+from affine_divergence.diagnostics._hooks import AfterHook, BeforeHook, LayerHook, Watch
+from affine_divergence.diagnostics._layers import Found, Layer
+from affine_divergence.diagnostics._suspended import depth
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
 
@@ -56,11 +53,11 @@ class Capture:
         self.calls: list[Call] = []
         self.forwards: Counter[Layer] = Counter()
         self._failed = failed
-        self._depth = _SUSPENDED.depth
+        self._depth = depth()
         self._round = 0
         self._sequence = 0
         self._handles: list[RemovableHandle] = []
-        self._watches: list[_Watch] = []
+        self._watches: list[Watch] = []
 
     @property
     def attached(self) -> bool:
@@ -73,12 +70,12 @@ class Capture:
             return
         for site in self.found.sites:
             if isinstance(site.module, nn.MultiheadAttention):
-                watch = _Watch(self, site)
+                watch = Watch(self, site)
                 self._watches.append(watch)
-                self._handles.append(site.module.register_forward_pre_hook(_Before(self, watch), prepend=True))
-                self._handles.append(site.module.register_forward_hook(_After(self, watch), always_call=True))
+                self._handles.append(site.module.register_forward_pre_hook(BeforeHook(self, watch), prepend=True))
+                self._handles.append(site.module.register_forward_hook(AfterHook(self, watch), always_call=True))
             else:  # before the model's own hooks, which may return something else
-                self._handles.append(site.module.register_forward_hook(_LayerHook(self, site), with_kwargs=True, prepend=True))
+                self._handles.append(site.module.register_forward_hook(LayerHook(self, site), with_kwargs=True, prepend=True))
 
     def detach(self) -> None:
         """Remove the hooks and drop what was kept."""
@@ -111,7 +108,7 @@ class Capture:
 
     def hears(self) -> bool:
         """Whether a call is to be looked at now."""
-        if torch.compiler.is_compiling() or not self.listening or _SUSPENDED.depth != self._depth:
+        if torch.compiler.is_compiling() or not self.listening or depth() != self._depth:
             return False
         return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
@@ -183,113 +180,6 @@ def _adds_up(layer: Layer) -> bool:
         return any(torch._C._will_engine_execute_node(node) for node in nodes)
     except RuntimeError:  # of autograd.grad for this very parameter, which is returned, not added
         return False
-
-
-class _Suspended(threading.local):
-    depth = 0
-
-
-_SUSPENDED = _Suspended()
-
-
-def is_suspended() -> bool:
-    """Whether only captures made in here listen."""
-    return _SUSPENDED.depth > 0
-
-
-@contextmanager
-def suspended() -> Iterator[None]:
-    """No capture listens in here but those made in here: `diagnose` is no step of a training that a monitor follows."""
-    _SUSPENDED.depth += 1
-    try:
-        yield
-    finally:
-        _SUSPENDED.depth -= 1
-
-
-class _Hook:
-    # Copies and pickles of a module carry its hooks along: they get one of the standard library, that does nothing and keeps nothing alive.
-    def __init__(self, capture: Capture) -> None:
-        self.capture = capture
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _NOTHING
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
-
-
-_NOTHING = nullcontext().__exit__  # takes anything and returns None
-
-
-class _LayerHook(_Hook):
-    def __init__(self, capture: Capture, site: Site) -> None:
-        super().__init__(capture)
-        self.site = site
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> None:
-        if module is not self.site.module or not self.capture.hears():
-            return
-        try:
-            x = args[0] if args else kwargs[self.site.input]
-            options = (*args[1:], *(value for name, value in kwargs.items() if name != self.site.input))
-            self.capture.called([(self.site.layers[0], None)], x, options, z)
-        except Exception as error:
-            self.capture.fail(error)
-
-
-class _Watch:
-    """The projections of one attention module, while its forward runs."""
-
-    def __init__(self, capture: Capture, site: Site) -> None:
-        self.capture, self.site = capture, site
-        self._projections: Projections | None = None
-
-    def begin(self) -> None:
-        self.end()  # of a forward that was interrupted, after which no hook is called
-        self._projections = Projections(self._seen)
-        self._projections.begin()
-
-    def end(self) -> None:
-        if self._projections is not None:
-            self._projections.end()
-            self._projections = None
-
-    def _seen(self, x: Tensor, weight: Tensor, z: Tensor) -> None:
-        try:
-            parts = [(layer, columns) for layer in self.site.layers if (columns := _columns(layer, weight)) is not None]
-            if parts:
-                self.capture.called(parts, x, (), z)
-        except Exception as error:
-            self.capture.fail(error)
-
-
-class _Before(_Hook):
-    def __init__(self, capture: Capture, watch: _Watch) -> None:
-        super().__init__(capture)
-        self.watch = watch
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if module is self.watch.site.module and self.capture.hears():
-            self.watch.begin()
-
-
-class _After(_Before):
-    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
-        self.watch.end()
-
-
-def _columns(layer: Layer, weight: Tensor) -> slice | None:
-    """Where in the output of a map with this weight, some rows of a packed one maybe, the layer's own output lies."""
-    assert layer.weight is not None
-    whole = layer.weight.parameter
-    if layer.weight.cut is None:
-        return slice(None) if weight is whole else None
-    if weight.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
-        return None
-    first = (weight.storage_offset() - whole.storage_offset()) // whole.shape[1]
-    start, stop = (row - first for row in layer.weight.cut)
-    return slice(start, stop) if start >= 0 and stop <= weight.shape[0] else None
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from affine_divergence.diagnostics._about import about
-from affine_divergence.diagnostics._capture import Capture, suspended
+from affine_divergence.diagnostics._capture import Capture
 from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._counterfactual import counterfactuals, inner, steps
 from affine_divergence.diagnostics._inputs import called_with, copied
@@ -22,6 +22,7 @@ from affine_divergence.diagnostics._records import Counterfactual, Diagnosis, Lo
 from affine_divergence.diagnostics._restoring import Beginning, untouched
 from affine_divergence.diagnostics._samples import KEPT
 from affine_divergence.diagnostics._stepped import stepped, without_autocast
+from affine_divergence.diagnostics._suspended import suspended
 
 if TYPE_CHECKING:
     from torch import Tensor

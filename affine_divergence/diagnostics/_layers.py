@@ -1,26 +1,20 @@
-# Which modules of a model can be measured, by one table, what affine maps each of them is, and why the rest is not.
+# Which modules of a model can be measured, what layers each of them has, and why the rest is not.
 from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from affine_divergence import nn as corrected
-from affine_divergence.diagnostics._maps import AffineMap, ConvMap, EmbeddingMap, LinearMap, ScaledMap, with_output_padding
-from affine_divergence.functional._arguments import check_eps
-from affine_divergence.functional._geometry import conv_geometry, conv_transpose_geometry
-from affine_divergence.functional._scale import affine_like, norm_like
-from affine_divergence.nn._patch_norm import PatchNorm
+from affine_divergence.diagnostics._kinds import HF_CONV1D, MapOf, is_exactly, kind_of, linear
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MapOf = Callable[[Any, "Tensor", Sequence[Any]], AffineMap]
 Cut = tuple[int, int]  # rows of a packed parameter, from and to
 
 
@@ -98,13 +92,6 @@ class Found:
     skipped: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)  # by name, with the reason
 
 
-@dataclass(frozen=True)
-class _Kind:
-    map_of: MapOf
-    parameters: tuple[str, ...] = ("weight", "bias")
-    correction: str = "none"
-
-
 def find_layers(model: nn.Module, include: str | Sequence[str] | None = None) -> Found:
     """The modules that can be measured, and those with parameters that can not."""
     names = dict(model.named_modules())
@@ -151,10 +138,10 @@ def _chosen(model: nn.Module, include: str | Sequence[str]) -> set[nn.Module]:
 def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
     """The layers; or why a module of a type that could be measured is not; or None."""
     if isinstance(module, nn.MultiheadAttention):
-        return tuple(_projections(name, module)) if _is_exactly(module, nn.MultiheadAttention) else _OWN_FORWARD
+        return tuple(_projections(name, module)) if is_exactly(module, nn.MultiheadAttention) else _OWN_FORWARD
     if isinstance(module, torch.jit.ScriptModule):
         return None
-    kind, own_forward = _kind(module)
+    kind, own_forward = kind_of(module)
     if kind is None:
         return _OWN_FORWARD if own_forward else None
     if any(part not in module._parameters and getattr(module, part) is not None for part in kind.parameters):
@@ -166,30 +153,13 @@ def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
             return "max_norm changes its weight in the forward"
         if module.scale_grad_by_freq:
             return "scale_grad_by_freq divides its gradient by the frequency of the tokens"
-    transposed = kind is _HF_CONV1D
+    transposed = kind is HF_CONV1D
     parts = [Part(module, part, transposed=transposed and part == "weight") for part in kind.parameters]
     held = [part if module._parameters.get(part.name) is not None else None for part in parts] + [None]
     return (Layer(name, module, kind.map_of, held[0], held[1], kind.correction, type(module)),)
 
 
 _OWN_FORWARD = "its class has a forward of its own: what it does with the weight is not known"
-
-
-def _kind(module: nn.Module) -> tuple[_Kind | None, bool]:
-    """The kind; or None, and whether only a forward of its own is in the way."""
-    if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
-        return (_HF_CONV1D, False) if "forward" not in vars(module) else (None, True)
-    alike = [cls for cls in KINDS if isinstance(module, cls)]
-    for cls in alike:
-        if _is_exactly(module, cls):
-            return KINDS[cls], False
-    return None, bool(alike)
-
-
-def _is_exactly(module: nn.Module, cls: type[nn.Module]) -> bool:
-    # A subclass that only adds to the constructor counts as the class; one with a forward of its own, or of the instance, does not.
-    methods = [name for name in ("forward", "_conv_forward") if hasattr(cls, name)]
-    return all(getattr(type(module), name) is getattr(cls, name) and name not in vars(module) for name in methods)
 
 
 def _why_not(module: nn.Module) -> str:
@@ -216,76 +186,6 @@ def _projections(name: str, module: nn.MultiheadAttention) -> Iterator[Layer]:
         packed = module.in_proj_weight is not None
         weight = Part(module, "in_proj_weight", cut) if packed else Part(module, f"{what}_proj_weight")
         bias = None if module.in_proj_bias is None else Part(module, "in_proj_bias", cut)
-        yield Layer(f"{start}{what}_proj", module, _linear, weight, bias, known_as=type(module))
+        yield Layer(f"{start}{what}_proj", module, linear, weight, bias, known_as=type(module))
     bias = None if module.out_proj.bias is None else Part(module.out_proj, "bias")
-    yield Layer(f"{start}out_proj", module, _linear, Part(module.out_proj, "weight"), bias, known_as=type(module))
-
-
-def _linear(layer: Any, x: Tensor, options: Sequence[Any]) -> AffineMap:
-    return LinearMap()
-
-
-def _embedding(layer: Any, x: Tensor, options: Sequence[Any]) -> AffineMap:
-    return EmbeddingMap(layer.padding_idx)
-
-
-def _conv(layer: Any, x: Tensor, options: Sequence[Any]) -> ConvMap:
-    if layer.padding_mode == "zeros":
-        return ConvMap(conv_geometry(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups))
-    geometry = conv_geometry(layer.kernel_size, layer.stride, 0, layer.dilation, layer.groups)
-    return ConvMap(geometry, (layer._reversed_padding_repeated_twice, layer.padding_mode))
-
-
-def _conv_transpose(layer: Any, x: Tensor, options: Sequence[Any]) -> ConvMap:
-    sizes = layer.kernel_size, layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
-    geometry = conv_transpose_geometry(*sizes)
-    if not options or options[0] is None:
-        return ConvMap(geometry)
-    wanted = list(options[0])[-len(layer.kernel_size) :]
-    least = with_output_padding(geometry, (0,) * len(wanted)).output_size(x.shape[-len(wanted) :])
-    return ConvMap(with_output_padding(geometry, tuple(want - size for want, size in zip(wanted, least, strict=True))))
-
-
-def _affine_like(layer: Any, x: Tensor, options: Sequence[Any]) -> AffineMap:
-    return ScaledMap(LinearMap(), affine_like(layer.gain))
-
-
-def _norm_like(layer: Any, x: Tensor, options: Sequence[Any]) -> AffineMap:
-    return ScaledMap(LinearMap(), norm_like(layer.gain, check_eps(layer.eps)))
-
-
-def _patch_norm(layer: PatchNorm, x: Tensor, options: Sequence[Any]) -> AffineMap:
-    scale = affine_like(layer.gain) if layer.form == "affine-like" else norm_like(layer.gain, check_eps(layer.eps))
-    return ScaledMap(_conv_transpose(layer, x, options) if layer.transposed else _conv(layer, x, options), scale)
-
-
-_HF_CONV1D = _Kind(_linear)
-"""The linear layer of GPT-2 in transformers, whose weight lies transposed; known by its name."""
-
-KINDS: dict[type[nn.Module], _Kind] = {
-    nn.Linear: _Kind(_linear),
-    nn.Embedding: _Kind(_embedding, ("weight",)),
-    nn.Conv1d: _Kind(_conv),
-    nn.Conv2d: _Kind(_conv),
-    nn.Conv3d: _Kind(_conv),
-    nn.ConvTranspose1d: _Kind(_conv_transpose),
-    nn.ConvTranspose2d: _Kind(_conv_transpose),
-    nn.ConvTranspose3d: _Kind(_conv_transpose),
-    corrected.SampleCorrectedLinear: _Kind(_linear, correction="sample"),
-    corrected.SampleCorrectedConv1d: _Kind(_conv, correction="sample"),
-    corrected.SampleCorrectedConv2d: _Kind(_conv, correction="sample"),
-    corrected.SampleCorrectedConv3d: _Kind(_conv, correction="sample"),
-    corrected.BatchCorrectedLinear: _Kind(_linear, correction="batch"),
-    corrected.BatchCorrectedConv1d: _Kind(_conv, correction="batch"),
-    corrected.BatchCorrectedConv2d: _Kind(_conv, correction="batch"),
-    corrected.BatchCorrectedConv3d: _Kind(_conv, correction="batch"),
-    corrected.AffineLikeLinear: _Kind(_affine_like, correction="affine-like"),
-    corrected.NormLikeLinear: _Kind(_norm_like, correction="norm-like"),
-    corrected.PatchNormConv1d: _Kind(_patch_norm, correction="structural"),
-    corrected.PatchNormConv2d: _Kind(_patch_norm, correction="structural"),
-    corrected.PatchNormConv3d: _Kind(_patch_norm, correction="structural"),
-    corrected.PatchNormConvTranspose1d: _Kind(_patch_norm, correction="structural"),
-    corrected.PatchNormConvTranspose2d: _Kind(_patch_norm, correction="structural"),
-    corrected.PatchNormConvTranspose3d: _Kind(_patch_norm, correction="structural"),
-}
-"""The types that are measured, with what makes the map; a subclass with the same forward counts as its class."""
+    yield Layer(f"{start}out_proj", module, linear, Part(module.out_proj, "weight"), bias, known_as=type(module))

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from affine_divergence.diagnostics._about import about
-from affine_divergence.diagnostics._capture import Capture, is_suspended
+from affine_divergence.diagnostics._capture import Capture
 from affine_divergence.diagnostics._change import Before
 from affine_divergence.diagnostics._file import append
 from affine_divergence.diagnostics._layers import find_layers
 from affine_divergence.diagnostics._records import Diagnosis, Row
 from affine_divergence.diagnostics._stepped import stepped, without_autocast
+from affine_divergence.diagnostics._suspended import is_suspended
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
