@@ -145,34 +145,55 @@ def _sums(block: Sequence[Tensor], axis: int, pull: bool, space: Tensor) -> list
 
 def multipliers(sums: RowSums, moved: Moved, lr: float) -> Tensor:
     """−⟨δz_i, g_i⟩/(lr ‖g_i‖²) of each row."""
-    return -moved.dot / (lr * sums.gg)
+    return _multipliers(sums.gg, moved, lr)
 
 
 def alignments(sums: RowSums, moved: Moved) -> Tensor:
     """cos(δz_i, −g_i) of each row; 0 where nothing moves."""
-    cosine = -moved.dot / (moved.square.sqrt() * sums.gg.sqrt())
-    return torch.where(moved.square == 0, 0.0, cosine.clamp(-1.0, 1.0))
+    return _alignments(sums.gg, moved)
 
 
 def summary(sums: RowSums, moved: Moved, lr: float) -> Summary:
     """Of all rows that are not masked."""
-    used = sums.used
-    number = used.sum()
-    m = multipliers(sums, moved, lr)
-    mean = torch.where(used, m, 0.0).sum() / number
-    deviation = (torch.where(used, (m - mean).square(), 0.0).sum() / number).sqrt()
-    dot, square, gg = (torch.where(used, t, 0.0).sum() for t in (moved.dot, moved.square, sums.gg))
+    gg, moved, used = _without_masked(sums, moved)
+    m = _multipliers(gg, moved, lr)
     low, median, high = quantiles(m, used, SHARES)
+    number = len(gg) if used is None else used.sum()
+    mean = _sum_of(m, used) / number
+    deviation = (_sum_of((m - mean).square_(), used) / number).sqrt()
+    up = moved.dot > 0
     return Summary(
         multiplier_p5=low,
         multiplier_median=median,
         multiplier_p95=high,
         multiplier_mean=mean,
         multiplier_cv=deviation / mean.abs(),
-        alignment_median=quantiles(alignments(sums, moved), used, (0.5,))[0],
-        below_zero=(used & (moved.dot > 0)).sum().to(dot.dtype) / number,
-        efficiency=dot / (square.sqrt() * gg.sqrt()),
+        alignment_median=quantiles(_alignments(gg, moved), used, (0.5,))[0],
+        below_zero=(up if used is None else up & used).sum().to(gg.dtype) / number,
+        efficiency=_sum_of(moved.dot, used) / (_sum_of(moved.square, used).sqrt() * _sum_of(gg, used).sqrt()),
     )
+
+
+def _without_masked(sums: RowSums, moved: Moved) -> tuple[Tensor, Moved, Tensor | None]:
+    """‖g_i‖², the row sums of the change, and which rows are used, None being all: on a CPU, where asking costs no wait."""
+    if sums.gg.device.type != "cpu":
+        return sums.gg, moved, sums.used
+    if bool(sums.used.all()):
+        return sums.gg, moved, None
+    return sums.gg[sums.used], Moved(*(t[sums.used] for t in moved)), None
+
+
+def _multipliers(gg: Tensor, moved: Moved, lr: float) -> Tensor:
+    return moved.dot / (-lr * gg)
+
+
+def _alignments(gg: Tensor, moved: Moved) -> Tensor:
+    cosine = (moved.dot / moved.square.sqrt().mul_(gg.sqrt())).neg_().clamp_(-1.0, 1.0)
+    return cosine.masked_fill_(moved.square == 0, 0.0)
+
+
+def _sum_of(values: Tensor, used: Tensor | None) -> Tensor:
+    return values.sum() if used is None else torch.where(used, values, 0.0).sum()
 
 
 def interference(sums: RowSums) -> Tensor:

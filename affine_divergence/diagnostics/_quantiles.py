@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def quantiles(values: Tensor, used: Tensor, shares: Sequence[float]) -> Tensor:
-    """Of the used ones; NaN where there is none, or NaN among them."""
+def quantiles(values: Tensor, used: Tensor | None, shares: Sequence[float]) -> Tensor:
+    """Of the used ones, None being all; NaN where there is none, or NaN among them."""
     if values.device.type == "cpu":
         return _by_partition(values, used, shares)
-    return _by_sorting(values, used, shares)
+    return _by_sorting(values, torch.ones_like(values, dtype=torch.bool) if used is None else used, shares)
 
 
-def _by_partition(values: Tensor, used: Tensor, shares: Sequence[float]) -> Tensor:
+def _by_partition(values: Tensor, used: Tensor | None, shares: Sequence[float]) -> Tensor:
     # 65,536 rows: 0.6 ms, where torch.sort takes 4.
-    chosen = (values if bool(used.all()) else values[used]).numpy()
+    chosen = (values if used is None or bool(used.all()) else values[used]).numpy()
     if not len(chosen) or np.isnan(chosen).any():
         return values.new_full((len(shares),), torch.nan)
     places = np.asarray(shares) * (len(chosen) - 1)
