@@ -1,8 +1,7 @@
 # The measures of one call: sums over each row's output, then what is said of all rows (docs/maths.md, section 5).
 #
 # Layout: δz_i, g_i the change of row i and ∂L/∂z_i; p_i = Σ_j G_ij g_j, by which plain gradient descent would move it, times −lr. A row sum
-# is one float64 number for each row, flattened. δZ and P are made a part at a time, their sums a block at a time, so that neither lies in
-# memory whole and what a product writes is read back from the cache.
+# is one float64 number for each row, flattened. δZ and P are made a part at a time, so that neither lies in memory whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PART, _IMAGES_PART = 2**18, 2**19  # elements of z of one product; a convolution lays out its weights anew in each
-_BLOCK = 2**16  # of a sum
+_BLOCK = 2**16  # of a sum in float64
 _SMALL, _LARGE = 1e-30, 1e36  # between which sums of squares are right in float32
 SHARES = (0.05, 0.5, 0.95)
 
@@ -99,10 +98,13 @@ def _part(map_: AffineMap, x: Tensor, g: Tensor, changes: Sequence[Pair], needed
     """Of a few rows or images: used, G_ii, ‖g‖², dot and square of each change, with pull the length of the last without its own part."""
     wide = solve_dtype(g.device)
     own = map_.self_term(x, g, needed)
-    size = max(1, min(_number(g, _BLOCK), len(g)))
-    blocks = zip(*(t.split(size) for t in (g, own, *(map_.product(x, *change) for change in changes))), strict=True)
-    sums = [_quick(block, map_.axis, pull=pull) or _exact(block, map_.axis, wide, pull=pull) for block in blocks]
-    used, *joined = (torch.cat([s.flatten() for s in column]).to(wide) for column in zip(*sums, strict=True))
+    tensors = [g, own, *(map_.product(x, *change) for change in changes)]
+    sums = _quick(tensors, map_.axis, pull=pull)
+    if sums is None:
+        blocks = zip(*(t.split(_number(g, _BLOCK)) for t in tensors), strict=True)
+        columns = zip(*(_exact(block, map_.axis, wide, pull=pull) for block in blocks), strict=True)
+        sums = [torch.cat(column) for column in columns]
+    used, *joined = (s.flatten().to(wide) for s in sums)
     movable = map_.movable(x)
     return [used != 0 if movable is None else (used != 0) & movable.flatten(), own.to(wide).flatten(), *joined]
 

@@ -1,7 +1,7 @@
 # From the measures of a row to its verdict: thresholds, and a sentence that says what was found and what good looks like.
 #
-# They tell the unusual from the usual: layers of common networks push up to some 50 % of their rows uphill at efficiencies of mostly -0.4
-# to -0.1 (records/diagnosis). That alone is nothing to look at: where a training has come far, the rows uphill are those of small gradients.
+# They tell the unusual from the usual: layers of common networks push up to some 50 % of their rows uphill at efficiencies of mostly
+# -0.4 to -0.1 (records/diagnosis), which alone is nothing to look at: late in a training those are the rows of small gradients.
 from __future__ import annotations
 
 import math
