@@ -161,14 +161,19 @@ def _twin(row: Row, several: bool, ranked: bool) -> tuple[str, ...]:
 
 
 def _differs(row: Row) -> bool:
+    # Multipliers near 0, and cosines, are differences of what is larger: by that they are told apart from their twins.
+    size = max(abs(row.multiplier_p5), abs(row.multiplier_p95))
     pairs = (
-        (row.multiplier_p5, row.multiplier_p5_plain),
-        (row.multiplier_median, row.multiplier_median_plain),
-        (row.multiplier_p95, row.multiplier_p95_plain),
-        (row.alignment_median, row.alignment_median_plain),
-        (row.update_ratio, row.update_ratio_plain),
+        (row.multiplier_p5, row.multiplier_p5_plain, size),
+        (row.multiplier_median, row.multiplier_median_plain, size),
+        (row.multiplier_p95, row.multiplier_p95_plain, size),
+        (row.alignment_median, row.alignment_median_plain, 1.0),
+        (row.update_ratio, row.update_ratio_plain, 0.0),
     )
-    return any(not math.isnan(plain) and not math.isclose(actual, plain, rel_tol=_SAME, abs_tol=1e-12) for actual, plain in pairs)
+    return any(
+        not math.isnan(plain) and not math.isclose(actual, plain, rel_tol=_SAME, abs_tol=_SAME * of if math.isfinite(of) else 0.0)
+        for actual, plain, of in pairs
+    )
 
 
 def _correction(kind: str, diagnosis: Diagnosis, step: Step | None) -> tuple[str, ...]:

@@ -230,3 +230,13 @@ def test_a_step_that_raises_the_loss_that_it_was_to_lower_is_said_to_be_too_long
 def test_modules_of_nothing_but_a_number_are_named_each() -> None:
     rows = tuple(made.row(name, verdict="look", reason="a reason") for name in ("1", "3", "blocks.0.fc", "blocks.1.fc"))
     assert "look: 1, 3, blocks.*.fc (2): a reason" in str(made.diagnosis(rows=rows))
+
+
+def test_a_twin_that_differs_by_the_rounding_of_what_is_larger_is_none() -> None:
+    same = {"multiplier_p5": -400.0, "multiplier_p95": 900.0, "update_ratio": 0.01} | {
+        "multiplier_p5_plain": -400.0, "multiplier_p95_plain": 900.0, "update_ratio_plain": 0.01
+    }
+    rounded = made.row(multiplier_median=0.0101, multiplier_median_plain=0.0100, alignment_median=0.00102276, alignment_median_plain=0.00102005, **same)
+    other = made.row(multiplier_median=0.0101, multiplier_median_plain=0.0100, alignment_median=0.02, alignment_median_plain=0.01, **same)
+    assert "plain gradient  " not in str(made.diagnosis(rows=(rounded,)))
+    assert "plain gradient  " in str(made.diagnosis(rows=(other,)))
