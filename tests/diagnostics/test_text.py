@@ -233,10 +233,10 @@ def test_modules_of_nothing_but_a_number_are_named_each() -> None:
 
 
 def test_a_twin_that_differs_by_the_rounding_of_what_is_larger_is_none() -> None:
-    same = {"multiplier_p5": -400.0, "multiplier_p95": 900.0, "update_ratio": 0.01} | {
-        "multiplier_p5_plain": -400.0, "multiplier_p95_plain": 900.0, "update_ratio_plain": 0.01
-    }
-    rounded = made.row(multiplier_median=0.0101, multiplier_median_plain=0.0100, alignment_median=0.00102276, alignment_median_plain=0.00102005, **same)
-    other = made.row(multiplier_median=0.0101, multiplier_median_plain=0.0100, alignment_median=0.02, alignment_median_plain=0.01, **same)
+    same = {"multiplier_p5": -400.0, "multiplier_p95": 900.0, "update_ratio": 0.01}
+    same |= {f"{name}_plain": value for name, value in same.items()}
+    same |= {"multiplier_median": 0.0101, "multiplier_median_plain": 0.0100}
+    rounded = made.row(alignment_median=0.00102276, alignment_median_plain=0.00102005, **same)
+    other = made.row(alignment_median=0.02, alignment_median_plain=0.01, **same)
     assert "plain gradient  " not in str(made.diagnosis(rows=(rounded,)))
     assert "plain gradient  " in str(made.diagnosis(rows=(other,)))
