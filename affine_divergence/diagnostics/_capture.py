@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Call:
     """One call of a layer: its input, ∂L/∂z, and what tells whether they still are what they were."""
 
-    __slots__ = ("_versions", "build", "g", "layer", "options", "round", "sequence", "task", "x")
+    __slots__ = ("_versions", "g", "layer", "options", "round", "sequence", "task", "x")
 
     def __init__(self, layer: Layer, x: Tensor, options: Sequence[Any], round_: int, sequence: int) -> None:
         self.layer, self.x, self.options, self.round, self.sequence = layer, x.detach(), options, round_, sequence
@@ -58,11 +58,6 @@ class Capture:
         self._sequence = 0
         self._handles: list[RemovableHandle] = []
         self._watches: list[Watch] = []
-
-    @property
-    def attached(self) -> bool:
-        """Whether there are hooks."""
-        return bool(self._handles)
 
     def attach(self) -> None:
         """Register the hooks, once."""

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from affine_divergence import nn as corrected
-from affine_divergence.diagnostics._maps import AffineMap, ConvMap, EmbeddingMap, LinearMap, ScaledMap, with_output_padding
+from affine_divergence.diagnostics._maps import AffineMap, ConvMap, EmbeddingMap, LinearMap, ScaledMap
 from affine_divergence.functional._arguments import check_eps
 from affine_divergence.functional._geometry import conv_geometry, conv_transpose_geometry
 from affine_divergence.functional._scale import affine_like, norm_like
@@ -67,8 +67,8 @@ def _conv_transpose(layer: Any, x: Tensor, options: Sequence[Any]) -> ConvMap:
     if not options or options[0] is None:
         return ConvMap(geometry)
     wanted = list(options[0])[-len(layer.kernel_size) :]
-    least = with_output_padding(geometry, (0,) * len(wanted)).output_size(x.shape[-len(wanted) :])
-    return ConvMap(with_output_padding(geometry, tuple(want - size for want, size in zip(wanted, least, strict=True))))
+    least = replace(geometry, output_padding=(0,) * len(wanted)).output_size(x.shape[-len(wanted) :])
+    return ConvMap(replace(geometry, output_padding=tuple(want - size for want, size in zip(wanted, least, strict=True))))
 
 
 def _affine_like(layer: Any, x: Tensor, options: Sequence[Any]) -> AffineMap:

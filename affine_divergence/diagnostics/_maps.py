@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -47,11 +47,6 @@ class AffineMap(Protocol):
 
     def width(self, x: Tensor, weight: Tensor, /) -> int:
         """d, the length of a row."""
-
-
-def floating(map_: AffineMap, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The input in the dtype of the products; token numbers stay what they are."""
-    return x if isinstance(map_, EmbeddingMap) else x.to(dtype)
 
 
 class _OfRealRows:
@@ -242,22 +237,7 @@ class SampleMap(_OfRealRows):
         return (self.inner.self_term(x, g, needed) > 0).to(g.dtype)
 
 
-def scaled(map_: AffineMap, scale: Scale) -> ScaledMap | None:
-    """The map with a structural correction, where it is a plain one of real inputs."""
-    return ScaledMap(map_, scale) if isinstance(map_, (LinearMap, ConvMap)) else None
-
-
-def shifted(map_: AffineMap, x: Tensor, change: Pair) -> Tensor | None:
-    """The change of z by a change of the parameters; None where nothing changes."""
-    return None if change == (None, None) else map_.product(x, *change)
-
-
 def _self_term(map_: LinearMap | ConvMap, x: Tensor, g: Tensor, needed: Needed) -> Tensor:
     if not needed[0]:  # what x was does not count then: it may have been changed in place
         return g.new_full(g.select(map_.axis, 0).shape, float(needed[1]))
     return map_.sqnorm(x) + float(needed[1])
-
-
-def with_output_padding(geometry: Geometry, output_padding: tuple[int, ...]) -> Geometry:
-    """The transposed geometry of a call that asked for a size."""
-    return replace(geometry, output_padding=output_padding)

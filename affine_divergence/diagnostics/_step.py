@@ -42,7 +42,7 @@ def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bo
     place, size = one.layer.parts.index(leading), before.length(leading)
     own = one.parts(before.change)
     gradient = None if gradients is None else one.parts(gradients.__getitem__)
-    apart = gradients is not None and one.rates(before) != {lr}
+    apart = gradients is not None and any(before.lr[part.parameter] != lr for part in one.changing())
     descended = one.parts(lambda p: -before.lr[p] * gradients[p]) if apart and gradients is not None else None
     sums = row_sums(one.rows, [own] if descended is None else [own, descended], one.needed, gradient)
     numbers = dict(vars(summary(sums, sums.moved[0], lr)))

@@ -39,14 +39,13 @@ class Told:
         )
         return weight, bias
 
-    def rates(self, before: Before) -> set[float]:
-        """The learning rates of what changes."""
-        parts = (part for part, needed in zip(self.layer.parts, self.needed, strict=True) if part is not None and needed)
-        return {before.lr[part.parameter] for part in parts}
+    def changing(self) -> list[Part]:
+        """Those of weight and bias that the step changes."""
+        return _changing(self.layer.parts, self.needed)
 
     def leading(self, before: Before) -> Part:
         """The weight, where it changes; else the bias. By its learning rate multipliers are counted."""
-        parts = [part for part, needed in zip(self.layer.parts, self.needed, strict=True) if part is not None and needed]
+        parts = self.changing()
         return next((part for part in parts if before.lr[part.parameter] != 0.0), parts[0])
 
 
@@ -81,7 +80,7 @@ def told(calls: Iterable[Call], before: Before, loss_scale: float = 1.0) -> tupl
         if changed is not None and (changed != "its input" or needed[0] or layer.structural):
             failed[layer.name] = f"{changed} was changed in place before the step: measure without that operation"
             continue
-        signs = {part.parameter in before.maximized for part, moves in zip(layer.parts, needed, strict=True) if part is not None and moves}
+        signs = {part.parameter in before.maximized for part in _changing((weight, bias), needed)}
         if len(signs) > 1:
             failed[layer.name] = "its weight is to maximise the loss and its bias to minimise it, or the reverse"
             continue
@@ -91,6 +90,10 @@ def told(calls: Iterable[Call], before: Before, loss_scale: float = 1.0) -> tupl
         eps = torch.finfo(call.g.dtype).eps
         ready.append(Told(layer, number, rows, needed, weight.of(weight.parameter.detach()).to(rows.g.dtype), eps))
     return ready, failed
+
+
+def _changing(parts: Sequence[Part | None], needed: Sequence[bool]) -> list[Part]:
+    return [part for part, moves in zip(parts, needed, strict=True) if part is not None and moves]
 
 
 def _changes(part: Part | None, before: Before) -> bool:
