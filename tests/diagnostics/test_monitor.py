@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from diagnosis_cases import OPTIMISERS, Attends, Mlp, bent, convnet, rows, sgd
+from diagnosis_cases import OPTIMISERS, Attends, Mlp, bent, convnet, rows, sgd, step
 from torch import Tensor, nn
 
 import affine_divergence as ad
@@ -30,11 +30,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor = X) -> float:
-    optimizer.zero_grad()
-    loss = bent(model(x))
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+    return step(model, optimizer, x)
 
 
 def _hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

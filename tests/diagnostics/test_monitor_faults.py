@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from diagnosis_cases import Mlp, agree, bent, rows, sgd, then_tanh
+from diagnosis_cases import Mlp, agree, bent, rows, sgd, step, then_tanh
 from torch import Tensor, nn
 
 import affine_divergence as ad
@@ -21,11 +21,7 @@ X = WIDE.float()
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor = X) -> float:
-    optimizer.zero_grad()
-    loss = bent(model(x))
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+    return step(model, optimizer, x)
 
 
 def _leaves(model: nn.Module) -> None:

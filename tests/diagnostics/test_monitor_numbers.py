@@ -10,7 +10,7 @@ from typing import Any
 import diagnosis_oracles as oracles
 import pytest
 import torch
-from diagnosis_cases import OPTIMISERS, Mlp, agree, bent, rows, sgd
+from diagnosis_cases import OPTIMISERS, Mlp, agree, bent, rows, sgd, step
 from torch import Tensor, nn
 
 import affine_divergence as ad
@@ -19,11 +19,7 @@ X = rows(6, 5).float()
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor = X) -> float:
-    optimizer.zero_grad()
-    loss = bent(model(x))
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+    return step(model, optimizer, x)
 
 
 def _accumulated(model: nn.Module) -> Tensor:
