@@ -48,9 +48,9 @@ def affine_like_conv2d(
 
     Returns:
         (N, C_out, H_out, W_out), in the dtype that `F.conv2d` returns and in the memory format of its output. Norms are
-        taken in float32 or wider. Mixed dtypes, which `F.conv2d` refuses outside autocast, are promoted. A patch whose
-        squared norm overflows that dtype (a norm above 1.8e19 in float32) comes out as 0, or as NaN where W·patch + b
-        overflows too.
+        taken in float32 or wider. Mixed dtypes, which `F.conv2d` refuses outside autocast, are promoted, and so are those
+        with float64 among them under autocast. A patch whose squared norm overflows that dtype (a norm above 1.8e19 in
+        float32) comes out as 0, or as NaN where W·patch + b overflows too.
 
     Raises:
         TypeError: x, weight or bias is not a real floating-point tensor, or an option is not a number.
@@ -158,9 +158,10 @@ def norm_like_conv2d(
 
     Returns:
         (N, C_out, H_out, W_out), in the dtype that `F.conv2d` returns and in the memory format of its output. Norms are
-        taken in float32 or wider. Mixed dtypes, which `F.conv2d` refuses outside autocast, are promoted. A patch whose
-        squared norm overflows that dtype is treated as a patch of zeros, and at ε = 0 so is one whose squared norm
-        underflows (a norm below 1e-23 in float32; below 1e-19 its gradient to x may overflow).
+        taken in float32 or wider. Mixed dtypes, which `F.conv2d` refuses outside autocast, are promoted, and so are those
+        with float64 among them under autocast. A patch whose squared norm overflows that dtype is treated as a patch of
+        zeros, and at ε = 0 so is one whose squared norm underflows (a norm below 1e-23 in float32; below 1e-19 its gradient
+        to x may overflow).
 
     Raises:
         TypeError: x, weight or bias is not a real floating-point tensor, or an option is not a number.

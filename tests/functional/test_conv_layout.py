@@ -25,12 +25,13 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")  # torch's, of its own copy
 @pytest.mark.parametrize("kind", ["affine-like", "norm-like"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("groups", [1, 2, 4, 16])
 @pytest.mark.parametrize("padding", [1, "same", 3], ids=str)
-def test_channels_last_in_is_channels_last_out_for_outputs_and_input_gradients(
+def test_outputs_and_input_gradients_are_channels_last_where_torchs_are(
     kind: str, dtype: torch.dtype, dims: int, groups: int, padding: int | str
 ) -> None:
     channels = (max(4, groups), 2 * max(4, groups))
@@ -38,10 +39,13 @@ def test_channels_last_in_is_channels_last_out_for_outputs_and_input_gradients(
     x, weight, bias = map_.tensors(3, *SIZES[dims], dtype=dtype)
     x = x.detach().to(memory_format=FORMATS[dims]).requires_grad_()
     z = map_(x, weight, bias)
-    assert z.is_contiguous(memory_format=FORMATS[dims])
+    plain = getattr(torch.nn.functional, f"conv{dims}d")(x, weight, bias, **map_.geometry)
     upstream = torch.randn(z.shape, generator=torch.Generator().manual_seed(1)).to(dtype).to(memory_format=FORMATS[dims])
-    (x_grad,) = gradients(z, upstream, x)
-    assert x_grad.is_contiguous(memory_format=FORMATS[dims])
+    (x_grad,), (plain_grad,) = gradients(z, upstream, x), gradients(plain, upstream, x)
+    for ours, theirs in ((z, plain), (x_grad, plain_grad)):
+        kept = theirs.is_contiguous(memory_format=FORMATS[dims])
+        assert kept or (dtype, dims) == (torch.bfloat16, 3)  # there it depends on the CPU
+        assert ours.is_contiguous(memory_format=FORMATS[dims]) == kept
     (from_contiguous,) = gradients(map_(x, weight, bias), upstream.contiguous(), x)
     close(from_contiguous, x_grad, tolerance=2 * TOLERANCE[dtype])
     assert map_(x.detach().contiguous(), weight.detach(), bias).is_contiguous()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from maps import Map, every_map, gradients
 from oracles import TOLERANCE, close
 from torch import Tensor
@@ -25,12 +26,17 @@ def _layouts(x: Tensor) -> dict[str, Tensor]:
 
 @every_map
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_the_output_does_not_depend_on_the_strides_of_the_input_bit_for_bit(map_: Map, dtype: torch.dtype) -> None:
+def test_the_output_does_not_depend_on_the_strides_of_the_input_where_the_plain_product_does_not_bit_for_bit(
+    map_: Map, dtype: torch.dtype
+) -> None:
+    # On some CPUs the products of a transposed matrix round otherwise; the norms never do.
     x, weight, bias = map_.tensors(D_IN, D_OUT, ROWS, dtype=dtype)
-    z = map_(x, weight, bias)
+    z, product = map_(x, weight, bias), F.linear(x, weight)
     for name, view in _layouts(x.detach()).items():
         assert torch.equal(view, x), name
-        assert torch.equal(map_(view, weight, bias), z), name
+        strided = map_(view, weight, bias)
+        close(strided, z)
+        assert torch.equal(strided, z) or not torch.equal(F.linear(view, weight), product), name
 
 
 @every_map

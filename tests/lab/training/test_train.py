@@ -63,7 +63,7 @@ def test_a_tuning_trial_never_sees_the_test_images(digits: Splits) -> None:
 def test_a_diverging_trial_is_scored_as_chance_and_leaves_its_neighbours_bit_for_bit_as_they_were(digits: Splits) -> None:
     neighbours = [trial(method=m, activation="leaky-relu") for m in ("none", "rms-norm", "norm-like")]
     wild = trial(method="none", activation="leaky-relu", learning_rate=1e9)
-    tame = trial(method="none", activation="leaky-relu", learning_rate=0.01)
+    tame = trial(method="none", activation="leaky-relu", learning_rate=0.2)  # also above its neighbours': in the same place of the stack
     *beside_wild, diverged = train([*neighbours, wild], digits)
     *beside_tame, _ = train([*neighbours, tame], digits)
     assert diverged.status == "diverged"
@@ -92,12 +92,13 @@ def test_outcomes_are_in_the_order_of_the_trials(digits: Splits) -> None:
 
 
 @pytest.mark.parametrize("method", ["none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like"])
-def test_with_one_thread_a_trial_beside_other_methods_is_bit_for_bit_the_trial_alone(method: str, digits: Splits) -> None:
-    # Products of these shapes sum in one order however wide they are; of CIFAR-10's size the last bits may differ, as test_solo allows.
-    one = trial(method=method)
+def test_a_trial_beside_other_methods_is_the_trial_alone_but_for_rounding(method: str, digits: Splits) -> None:
+    # The order in which a product sums depends on its width and on the CPU.
+    one, splits = trial(method=method), in_double(digits)
     others = [trial(method=m) for m in ("none", "batch-norm", "layer-norm", "rms-norm", "norm-like", "affine-like") if m != method]
-    together, alone = train([one, *others], digits)[0], train([one], digits)[0]
-    assert (together.loss_curve, together.accuracy_curve) == (alone.loss_curve, alone.accuracy_curve)
+    together, alone = train([one, *others], splits)[0], train([one], splits)[0]
+    assert together.loss_curve == pytest.approx(alone.loss_curve, rel=1e-12)
+    assert together.accuracy_curve == alone.accuracy_curve
 
 
 @pytest.mark.parametrize("change", [{"width": 9}, {"activation": "leaky-relu"}, {"role": "tuning"}, {"batch_size": 8}])
