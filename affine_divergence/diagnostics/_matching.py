@@ -9,7 +9,7 @@ import torch
 
 from affine_divergence.diagnostics._inputs import called_with
 from affine_divergence.diagnostics._restoring import untouched
-from affine_divergence.diagnostics._self_terms import CORRECTED, corrected_term, plain_term, sqnorms, uncorrected
+from affine_divergence.diagnostics._self_terms import CORRECTED, CorrectedCall
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,12 +64,12 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
         )
     corrected, plain = _Means(), _Means()
 
-    def measure(layer: torch.nn.Module, output: Tensor, *call: Any) -> None:
-        corrected.add(layer, corrected_term(layer, sqnorms(layer, *call)))
+    def measure(call: CorrectedCall) -> None:
+        corrected.add(call.layer, call.corrected())
 
-    def leave_out(layer: torch.nn.Module, output: Tensor, *call: Any) -> Tensor:
-        plain.add(layer, plain_term(layer, sqnorms(layer, *call)))
-        return uncorrected(layer, output.dtype, *call)
+    def leave_out(call: CorrectedCall) -> Tensor:
+        plain.add(call.layer, call.plain())
+        return call.uncorrected()
 
     for at_call in (measure, leave_out):
         with untouched(model), torch.no_grad():
@@ -104,9 +104,10 @@ class _Means:
         return sum(self._sums[key] / rows for key, rows in self._rows.items()) / len(self._rows)
 
 
-def _run(model: torch.nn.Module, inputs: Any, layers: Sequence[torch.nn.Module], at_call: Callable[..., Tensor | None]) -> None:
+def _run(model: torch.nn.Module, inputs: Any, layers: Sequence[torch.nn.Module], at_call: Callable[[CorrectedCall], Tensor | None]) -> None:
     def hook(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-        return at_call(layer, output, *inspect.signature(layer.forward).bind(*args, **kwargs).args)
+        x, *options = inspect.signature(layer.forward).bind(*args, **kwargs).args
+        return at_call(CorrectedCall(layer, x, options, output))
 
     # Before the model's own hooks: they then work on the plain output as they do on the corrected one.
     handles = [layer.register_forward_hook(hook, with_kwargs=True, prepend=True) for layer in layers]

@@ -1,92 +1,63 @@
-# G_ii: what a gradient step on a layer's own parameters multiplies the ideal update of each output by, corrected and plain.
-#
-# A row is what one output is made of: a row of a linear layer's input, the patch of one image, group and output position for a convolution.
+# G_ii of a corrected layer and of the plain one it is a correction of, at one call, by the maps of the table in _kinds.
 from __future__ import annotations
 
-import inspect
-import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-from torch.func import functional_call
-
-from affine_divergence.functional._arguments import check_eps
-from affine_divergence.functional._rows import row_sqnorm
-from affine_divergence.functional._scale import affine_like, norm_like
-from affine_divergence.nn import (
-    AffineLikeLinear,
-    NormLikeLinear,
-    SampleCorrectedConv1d,
-    SampleCorrectedConv2d,
-    SampleCorrectedConv3d,
-    SampleCorrectedLinear,
-)
-from affine_divergence.nn._patch_norm import PatchNorm
+from affine_divergence.diagnostics._kinds import KINDS, Kind
+from affine_divergence.diagnostics._maps import ConvMap, LinearMap, SampleMap, ScaledMap
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-_SAMPLE_CORRECTED = (SampleCorrectedLinear, SampleCorrectedConv1d, SampleCorrectedConv2d, SampleCorrectedConv3d)
-CORRECTED = (AffineLikeLinear, NormLikeLinear, PatchNorm, *_SAMPLE_CORRECTED)
+_KINDS = {cls: kind for cls, kind in KINDS.items() if kind.correction not in ("none", "batch")}
+CORRECTED = tuple(_KINDS)
 """The types of the layers whose corrected G_ii is known of a row alone; that of the batch correction hangs on the other rows."""
 
 
-def corrected_term(layer: Any, sqnorms: Tensor) -> Tensor:
-    """c² s² (‖x‖² + 1) of every row with the bias under the scale, c² (s²‖x‖² + 1) with it outside; 1 of a sample-corrected one."""
-    if isinstance(layer, _SAMPLE_CORRECTED):
-        return (plain_term(layer, sqnorms) > 0).to(sqnorms.dtype)
-    scale = norm_like(layer.gain, check_eps(layer.eps)) if _is_norm_like(layer) else affine_like(layer.gain)
-    _, t = scale(sqnorms)
-    weight, bias = _trained(layer)
-    return weight * t.square() * sqnorms + bias * (t.square() if scale.scales_bias else scale.gain**2)
+@dataclass(frozen=True)
+class CorrectedCall:
+    """A call of a layer of these types: what it was given and what it returned."""
+
+    layer: Any
+    x: Tensor
+    options: Sequence[Any]
+    z: Tensor
+
+    def corrected(self) -> Tensor:
+        """G_ii of the layer, of each row, in float64."""
+        map_ = self._map()
+        return self._self_term(map_ if isinstance(map_, ScaledMap) else SampleMap(map_))
+
+    def plain(self) -> Tensor:
+        """G_ii without the correction: ‖row‖² + 1, of what learns."""
+        return self._self_term(self._plain_map())
+
+    def uncorrected(self) -> Tensor:
+        """The output without the correction, in the dtype of the corrected one: the layers that follow count on it."""
+        weight, bias = (None if p is None else p.to(self.z.dtype) for p in (self.layer.weight, self.layer.bias))
+        vectors = self._plain_map().product(self._batched(self.x).to(self.z.dtype), weight, bias)
+        return vectors.reshape(self.z.shape)
+
+    def _self_term(self, map_: LinearMap | ConvMap | ScaledMap | SampleMap) -> Tensor:
+        needed = tuple(p is not None and p.requires_grad for p in (self.layer.weight, self.layer.bias))
+        return map_.self_term(self._batched(self.x).double(), map_.vectors(self._batched(self.z)).double(), (needed[0], needed[1]))
+
+    def _plain_map(self) -> LinearMap | ConvMap:
+        map_ = self._map()
+        return map_.inner if isinstance(map_, ScaledMap) else map_
+
+    def _map(self) -> LinearMap | ConvMap | ScaledMap:
+        map_ = _kind(self.layer).map_of(self.layer, self.x, self.options)
+        assert isinstance(map_, LinearMap | ConvMap | ScaledMap)
+        return map_
+
+    def _batched(self, tensor: Tensor) -> Tensor:
+        # Of an image alone, a batch of one; leading axes of a linear layer are all rows.
+        alone = tensor.dim() == len(getattr(self.layer, "kernel_size", ())) + 1
+        return tensor.unsqueeze(0) if alone else tensor
 
 
-def plain_term(layer: Any, sqnorms: Tensor) -> Tensor:
-    """‖x‖² + 1 of every row."""
-    weight, bias = _trained(layer)
-    return weight * sqnorms + bias
-
-
-def sqnorms(layer: Any, x: Tensor, *options: Any) -> Tensor:
-    """‖x‖² of every row that the layer makes of its input, in float64."""
-    x = x.double()
-    if _plain_type(layer) is nn.Linear:
-        return row_sqnorm(x)
-    axis = -1 - len(layer.kernel_size)
-    squares = x.square().unflatten(axis, (layer.groups, -1)).sum(axis)
-    # Torch's layer with weights of one, a channel a group: it pads as the corrected one does, and takes an output_size where that does.
-    return _plain_forward(layer, squares, x.new_ones(layer.groups, 1, *layer.kernel_size), None, *options)
-
-
-def uncorrected(layer: Any, dtype: torch.dtype, x: Tensor, *options: Any) -> Tensor:
-    """The layer's output without the correction, in the dtype of the corrected one: the layers that follow count on it."""
-    bias = None if layer.bias is None else layer.bias.to(dtype)
-    return _plain_forward(layer, x.to(dtype), layer.weight.to(dtype), bias, *options)
-
-
-def _plain_forward(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
-    plain = _plain_type(layer)
-    arguments = {name: getattr(layer, name) for name in inspect.signature(plain).parameters if name not in ("bias", "device", "dtype")}
-    twin = plain(**arguments, bias=bias is not None, device="meta")  # without memory or random numbers
-    parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    with warnings.catch_warnings():  # torch says that it copies the input, which the corrected layer does without a word
-        warnings.filterwarnings("ignore", "Using padding='same' with even kernel lengths", UserWarning)
-        own: Tensor = functional_call(twin, parameters, (x, *options))
-    return own
-
-
-def _plain_type(layer: nn.Module) -> type[nn.Module]:
-    # Torch's layer without the correction.
-    if isinstance(layer, PatchNorm):
-        return layer._plain
-    return next((plain for plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(layer, plain)), nn.Linear)
-
-
-def _is_norm_like(layer: Any) -> bool:
-    return isinstance(layer, NormLikeLinear) or getattr(layer, "form", None) == "norm-like"
-
-
-def _trained(layer: Any) -> tuple[float, float]:
-    # 1 for what a step changes, 0 for what is frozen or not there: it has no part in G.
-    return float(layer.weight.requires_grad), float(layer.bias is not None and layer.bias.requires_grad)
+def _kind(layer: nn.Module) -> Kind:
+    return next(kind for cls, kind in _KINDS.items() if isinstance(layer, cls))
