@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from affine_divergence.diagnostics._batch_rows import batch_gradients
-from affine_divergence.diagnostics._change import Before, Parameter
+from affine_divergence.diagnostics._change import Before, Parameter, norm
 from affine_divergence.diagnostics._gradients import Gradients, inner_product, total
 from affine_divergence.diagnostics._maps import AffineMap, ConvMap, EmbeddingMap, LinearMap, Pair, SampleMap, ScaledMap
 from affine_divergence.diagnostics._measures import SUMMARY, interference, row_sums, summary
@@ -60,12 +60,12 @@ def steps(
     A kind that some of the layers have no direction for moves the others alone.
     """
     changes = {"actual": {p: before.change(p) for p in directions["none"]}}
-    length = _norm(changes["actual"])
+    length = _joint_norm(changes["actual"])
     for kind, direction in directions.items():
-        if norm := _norm(direction):
-            changes[kind] = {p: -length / norm * t for p, t in direction.items()}  # the rows have the sign of what is minimised
+        if own := _joint_norm(direction):
+            changes[kind] = {p: -length / own * t for p, t in direction.items()}  # the rows have the sign of what is minimised
     return [
-        Step(kind=kind, norm=_norm(change), predicted=inner(gradients, change.__getitem__, change), realised=realised(change))
+        Step(kind=kind, norm=_joint_norm(change), predicted=inner(gradients, change.__getitem__, change), realised=realised(change))
         for kind, change in changes.items()
     ]
 
@@ -128,5 +128,5 @@ def _line(kind: str, one: Told, found: Sequence[float] | None, reason: str) -> C
     )
 
 
-def _norm(tensors: Mapping[Parameter, Tensor]) -> float:
-    return math.hypot(*(length for (length,) in transferred([[torch.linalg.vector_norm(t.double())] for t in tensors.values()])))
+def _joint_norm(tensors: Mapping[Parameter, Tensor]) -> float:
+    return math.hypot(*(length for (length,) in transferred([[norm(t)] for t in tensors.values()])))
