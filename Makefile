@@ -9,7 +9,7 @@ reproduce: $(VENV)/lab.installed
 	$(VENV)/bin/affdiv reproduce
 
 test: $(VENV)/all.installed
-	$(VENV)/bin/python -m pytest $(PYTEST)
+	$(VENV)/bin/python -m pytest --numprocesses logical --dist worksteal $(PYTEST)
 
 lint: $(VENV)/all.installed
 	$(VENV)/bin/ruff check .
