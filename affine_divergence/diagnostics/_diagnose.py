@@ -101,7 +101,7 @@ def diagnose(
         optimizer = torch.optim.SGD(_learning(model), lr=1.0 if lr is None else lr)
     elif not {p for group in optimizer.param_groups for p in group["params"]} & set(model.parameters()):
         raise ValueError("optimizer has none of the model's parameters; build it from model.parameters()")
-    with _ONE_AT_A_TIME, suspended(), _eager(), untouched(model, optimizer) as beginning, torch.enable_grad():
+    with _ONE_AT_A_TIME, suspended(), _eager(), untouched(model, optimizer, loss_fn) as beginning, torch.enable_grad():
         batch = _Batch(model, inputs, targets, loss_fn, beginning)
         with Capture(found) as capture:
             capture.listening = True

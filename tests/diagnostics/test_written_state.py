@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import collections
 import copy
+import random
 import threading
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -112,6 +114,25 @@ class _Notes(nn.Module):
         return z
 
 
+class _Own:
+    """An object of a class of the user's."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+def _parent_and_teacher() -> list[nn.Module]:
+    teacher = nn.BatchNorm1d(1).double()
+    teacher.parent = [teacher]  # type: ignore[assignment]
+    return [teacher]
+
+
+def _read_only() -> np.ndarray[Any, Any]:
+    array = np.ones(1)
+    array.flags.writeable = False
+    return array
+
+
 KEPT = {
     "deque": _Kept(lambda: collections.deque([1.0], maxlen=2), lambda held: held.append(2.0 * held[-1]), sum),
     "set": _Kept(lambda: {0}, lambda held: held.add(len(held)), len),
@@ -125,6 +146,32 @@ KEPT = {
         lambda held: torch.rand(6, 1, generator=held, dtype=torch.float64),
         lambda held: held.get_state().tolist(),
     ),
+    "numpy's generator": _Kept(
+        lambda: np.random.default_rng(5), lambda held: None, lambda held: held.normal(), lambda held: repr(held.bit_generator.state)
+    ),
+    "numpy's older generator": _Kept(
+        lambda: np.random.RandomState(5), lambda held: None, lambda held: held.normal(), lambda held: repr(held.get_state())
+    ),
+    "python's generator in a dict": _Kept(
+        lambda: {"a": random.Random(5)}, lambda held: None, lambda held: held["a"].random(), lambda held: held["a"].getstate()
+    ),
+    "number of an object": _Kept(
+        lambda: types.SimpleNamespace(n=1), lambda held: vars(held).update(n=held.n + 1), lambda held: held.n, lambda held: held.n
+    ),
+    "tensor of an object of an object": _Kept(
+        lambda: _Own(inner=_Own(t=torch.ones(()))),
+        lambda held: held.inner.t.add_(1.0),
+        lambda held: held.inner.t.item(),
+        lambda held: held.inner.t.item(),
+    ),
+    "module in a list": _Kept(
+        _parent_and_teacher,
+        lambda held: held[0](rows(5, 1)),
+        lambda held: 1.0 + held[0].running_var.item(),
+        lambda held: held[0].running_var.item(),
+    ),
+    "what cannot be written to": _Kept(_read_only, lambda held: None, lambda held: float(held[0])),
+    "chance itself": _Kept(random.SystemRandom, lambda held: None, lambda held: 1.0 + 0.0 * held.random(), lambda held: ""),
 }
 
 
@@ -207,6 +254,25 @@ def test_what_an_optimiser_holds_counts_no_change() -> None:
     before = [tensor._version for tensor in held]
     ad.diagnose(model, rows(6, 5), None, bent, optimizer=optimizer)
     assert [tensor._version for tensor in held] == before
+
+
+class _Counts(nn.Module):
+    """A loss that is divided by what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        self.seen += 1.0  # type: ignore[operator]
+        return _squares(z, y) / self.seen  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("method", [False, True], ids=["module", "bound method"])
+def test_what_a_loss_keeps_is_as_it_was(method: bool) -> None:
+    loss_fn = _Counts().double()
+    _diagnosed(nn.Linear(4, 2).double(), loss_fn=loss_fn.forward if method else loss_fn)
+    assert loss_fn.seen.item() == 0.0
 
 
 # What else there is: the caller's graph, the loss's parameters, hooks that step, other modes, other threads
