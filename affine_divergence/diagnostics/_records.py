@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["ok", "look", "broken"]
 VERDICTS: tuple[Verdict, ...] = ("broken", "look", "ok")  # worst first
+Part = Literal["rows", "counterfactual", "steps", "checks", "coverage", "samples"]  # of a diagnosis: records of one kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,11 +172,15 @@ class Diagnosis:
         """The rows, broken ones first, then those to look at, in each by the share pushed uphill and the interference."""
         return sorted(self.rows, key=badness)
 
-    def to_frame(self) -> polars.DataFrame:
-        """The rows as a polars DataFrame, with the step before the fields of a row; NaN becomes null."""
+    def to_frame(self, what: Part = "rows") -> polars.DataFrame:
+        """Records as a polars DataFrame: a line for each, with the step before its fields; NaN becomes null.
+
+        what: "rows", "counterfactual", "steps", "checks", "coverage"; or "samples", of which each kept row of a call is a line.
+        Raises ValueError for anything else.
+        """
         from affine_divergence.diagnostics._frame import to_frame
 
-        return to_frame([self])
+        return to_frame([self], what)
 
     def plot(self) -> Figure:
         """The layers' multipliers on a log scale, as a matplotlib figure."""

@@ -1,4 +1,4 @@
-# The rows as a polars DataFrame: its columns, its types, what is missing.
+# The records as a polars DataFrame: its columns, its types, what is missing.
 from __future__ import annotations
 
 import dataclasses
@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from affine_divergence.diagnostics._frame import to_frame
-from affine_divergence.diagnostics._records import Row
+from affine_divergence.diagnostics._records import Check, Counterfactual, Coverage, Row, Step
 
 
 def test_the_columns_are_the_step_and_the_fields_of_a_row_in_their_order() -> None:
@@ -50,3 +50,40 @@ def test_without_polars_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ImportError, match=r"needs polars, .* pip install 'affine-divergence\[diagnosis\]'"):
         made.diagnosis().to_frame()
+
+
+@pytest.mark.parametrize(
+    ("what", "record"), [("rows", Row), ("counterfactual", Counterfactual), ("steps", Step), ("checks", Check), ("coverage", Coverage)]
+)
+def test_each_kind_of_record_has_its_frame_with_every_field(what: str, record: type) -> None:
+    two = [made.diagnosis(step=5), made.diagnosis(step=9)]
+    frame = to_frame(two, what)
+    assert frame.columns == ["step", *(field.name for field in dataclasses.fields(record))]
+    expected = [{"step": one.step} | dataclasses.asdict(found) for one in two for found in getattr(one, what)]
+    assert frame.to_dicts() == [{name: None if value != value else value for name, value in line.items()} for line in expected]
+    assert two[0].to_frame(what).equals(to_frame(two[:1], what))
+    assert to_frame([], what).schema == frame.schema
+    assert frame.height > 2
+
+
+def test_the_samples_have_a_line_for_each_row_that_was_kept() -> None:
+    nothing = made.samples("none", count=0, multiplier=(), alignment=(), gradient=())
+    kept = made.samples("head", count=60)
+    frame = made.diagnosis(samples=(nothing, kept)).to_frame("samples")
+    assert frame.select("step", "module", "call", "total").unique().rows() == [(7, "head", 0, 120)]
+    assert frame["index"].to_list() == list(kept.index)
+    assert frame["multiplier"].to_list() == [None, *kept.multiplier[1:]]
+    assert frame["gradient"].to_list() == list(kept.gradient)
+    assert frame["axes"].to_list() == [[60, 2]] * 60
+    assert made.diagnosis(samples=()).to_frame("samples").schema == frame.schema
+
+
+def test_a_frame_of_what_there_is_not_is_an_error_that_lists_what_there_is() -> None:
+    with pytest.raises(ValueError, match="wanted one of rows, counterfactual, steps, checks, coverage, samples, got 'loss'"):
+        made.diagnosis().to_frame("loss")
+
+
+def test_there_is_a_frame_for_every_kind_of_records_of_a_diagnosis() -> None:
+    for field in dataclasses.fields(made.diagnosis()):
+        if isinstance(getattr(made.diagnosis(), field.name), tuple):
+            assert made.diagnosis().to_frame(field.name).height
