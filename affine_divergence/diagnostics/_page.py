@@ -13,12 +13,15 @@ from affine_divergence.diagnostics._figures import alignment_figure, extreme, in
 from affine_divergence.diagnostics._records import VERDICTS, Diagnosis, Samples
 from affine_divergence.diagnostics._sentences import (
     BENIGN,
+    CORRECTIONS,
+    GLOSSARY,
     GOOD,
     SCOPE,
     about_items,
     check_lines,
     coverage_lines,
     headline,
+    index_meaning,
     loss_line,
     notes,
     reasons,
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
 MULTIPLIERS = "Multiplier of the ideal update by layer, in the order of the calls. Bold: a verdict of look (amber) or broken (red)"
 ALIGNMENTS = "Median alignment by layer and step: 1 moves each row against its own gradient, below 0 moves it uphill"
-ROWS = "Rows of the worst layer of those whose rows were kept; the most extreme are named by their index"
+ROWS = "Rows of the worst layer of those whose rows were kept; extreme ones are named, by {}"
 
 
 def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> None:
@@ -47,6 +50,7 @@ def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> 
     diagnoses = [shown(one) for one in diagnoses]
     last = diagnoses[-1]
     samples = worst_samples(last)
+    index = index_meaning(_type_of(last, samples)) if samples else ""
     counts = Counter(row.verdict for row in last.rows)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("affine_divergence", "diagnostics"),
@@ -68,9 +72,10 @@ def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> 
         reasons=reasons(last.worst()),
         multipliers=_picture(multiplier_figure(last), MULTIPLIERS) if last.rows else None,
         alignments=_picture(alignment_figure(diagnoses), ALIGNMENTS) if len(diagnoses) > 1 else None,
-        samples=_picture(scatter_figure(samples), ROWS) if samples else None,
-        extreme=_extreme_table(samples) if samples else None,
-        corrections=corrections_table(last) if last.counterfactual or last.steps else None,
+        samples=_picture(scatter_figure(samples), ROWS.format(index)) if samples else None,
+        extreme=_extreme_table(samples, index) if samples else None,
+        corrections=corrections_table(last),
+        said_of_corrections=CORRECTIONS,
         calls=calls_table(last),
         refusals=refusals(last),
         loss=loss_line(last),
@@ -80,6 +85,7 @@ def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> 
         good=GOOD,
         benign=BENIGN,
         rules=RULES,
+        glossary=GLOSSARY,
     )
     Path(path).write_text(html, encoding="utf-8")
 
@@ -90,13 +96,17 @@ def worst_samples(diagnosis: Diagnosis) -> Samples | None:
     return next((found[row.module, row.call] for row in diagnosis.worst() if (row.module, row.call) in found), None)
 
 
-def _extreme_table(samples: Samples) -> Table:
+def _type_of(diagnosis: Diagnosis, samples: Samples) -> str:
+    return next(row.type for row in diagnosis.rows if (row.module, row.call) == (samples.module, samples.call))
+
+
+def _extreme_table(samples: Samples, index: str) -> Table:
     headers = ("row", "multiplier", "alignment", "‖gradient‖")
     rows = tuple(
         (index_of(samples, i), number(samples.multiplier[i]), number(samples.alignment[i]), number(samples.gradient[i]))
         for i in extreme(samples)
     )
-    return Table(headers, rows, left=("row",), groups=((f"{name_of(samples.module)}, call {samples.call}", 4),))
+    return Table(headers, rows, left=("row",), groups=((f"{name_of(samples.module)}, call {samples.call}; row: {index}", 4),))
 
 
 def _picture(figure: Figure, caption: str) -> Mapping[str, Any]:

@@ -201,9 +201,9 @@ class Diagnosis:
         save([self], path)
 
     def __str__(self) -> str:
-        from affine_divergence.diagnostics._text import text
+        from affine_divergence.diagnostics._text import terminal_width, text
 
-        return text(self)
+        return text(self, terminal_width())
 
 
 def badness(row: Row) -> tuple[int, float, float]:

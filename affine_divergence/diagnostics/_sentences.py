@@ -21,15 +21,50 @@ SCOPE = (
     "that changes its input is not in them."
 )
 GOOD = (
-    "Good is a step that moves every row of a layer's output against its own gradient, and all by one factor: alignment 1, nothing uphill, "
-    "a multiplier of no spread, interference 0, efficiency -1. In a plain layer a row alone has the multiplier ‖x‖² + 1, in a corrected "
-    "one the same as all others; what the other rows of the batch do comes on top."
+    "Good is a step that moves every row of a layer's output against its own gradient, and all by one factor. In a plain layer a row alone "
+    "has the multiplier ‖x‖² + 1, in a corrected one the same as all others; what the other rows of the batch do comes on top."
 )
 BENIGN = (
     "Benign: a large interference while the alignment is near 1 (the rows pull the same way, as with inputs after a ReLU or equal tokens), "
     "a few rows uphill while the efficiency is near -1 (they are those with small gradients), a rank below its limit where rows repeat or "
     "patches overlap, and under Adam or momentum an alignment below that of the plain gradient: compare their multipliers with each other, "
     "not with 1."
+)
+
+CORRECTIONS = (
+    "actual: the step of the optimiser; none: that of plain gradient descent; affine-like: layers (Wx + b)/√(‖x‖² + 1) instead of Wx + b; "
+    "norm-like: Wx/√(‖x‖² + ε) + b; sample: each row's part of the gradient divided by its G_ii; batch: the step that moves all rows "
+    "against their own gradients, as far as there is one. Where the loss is told the steps are all of one length, that of the actual one."
+)
+GLOSSARY = (  # a column of the table of calls, what it says, what is ideal
+    (
+        "rows",
+        "what the outputs z of one call of a layer are made of: rows of a linear layer's input, tokens, or patches of images; a row's "
+        "gradient g is that of the loss by its z",
+        "",
+    ),
+    (
+        "multiplier",
+        "how far the step moves the z of a row against its g, in units of lr · g: 5th percentile, median and 95th percentile of the rows",
+        "one number for all rows",
+    ),
+    ("spread", "standard deviation of the rows' multipliers over the size of their mean", "0"),
+    (
+        "G p95/p5",
+        "how far apart the multipliers are that rows would have alone: 95th over 5th percentile of G_ii = ‖x‖² + 1 (of what learns: the "
+        "weight ‖x‖², the bias 1); the affine divergence proper",
+        "1",
+    ),
+    ("alignment", "cosine between what the step does to the z of a row and -g, the median of the rows", "1"),
+    ("uphill", "share of the rows whose z the step moves along g, which raises the loss", "0 %"),
+    (
+        "interference",
+        "what the other rows of the batch do to the z of a row against what the row does itself, rows weighted by their gradients",
+        "0",
+    ),
+    ("rank", "how many independent directions the rows have, of those that there could be: what a batch correction can work with", ""),
+    ("δW/W", "length of the weight's change over that of the weight; usual trainings have some 1e-3", ""),
+    ("efficiency", "cosine between the change of all z of the call and their gradient, so that rows count by their gradients", "-1"),
 )
 
 
@@ -42,11 +77,12 @@ def coverage_lines(diagnosis: Diagnosis) -> list[str]:
     lines = [f"Measured: {_counted(len(measured), 'module')}, {_counted(len(diagnosis.rows), 'call')}{share}."]
     late = [one for one in diagnosis.coverage if one.fired != one.calls]
     for (calls, fired), ones in _grouped(((one.calls, one.fired), one) for one in late).items():
-        lines.append(f"A gradient arrived for {fired} of {_counted(calls, 'call')}: {_names([one.module for one in ones])}.")
+        each = " each" if len(ones) > 1 else ""
+        lines.append(f"A gradient arrived for {fired} of {_counted(calls, 'call')}{each}: {_names([one.module for one in ones])}.")
     if skipped:
-        lines.append(f"Skipped: {_counted(len(skipped), 'module')}.")
-    for reason, ones in _grouped((one.reason, one) for one in skipped).items():
-        lines.append(f"  {reason}: {'; '.join(_of_types(ones))}.")
+        below = [f"  {reason}: {'; '.join(_of_types(ones))}." for reason, ones in _grouped((one.reason, one) for one in skipped).items()]
+        starred = "; * is any number, in brackets how many they are" if any("*" in line for line in below) else ""
+        lines += [f"Skipped: {_counted(len(skipped), 'module')}{starred}.", *below]
     return lines
 
 
@@ -79,6 +115,19 @@ def reasons(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
     ]
 
 
+def index_meaning(kind: str) -> str:
+    """What the numbers are that say which row of a call is meant, by the type of its layer."""
+    if re.search(r"Conv(Transpose)?[123]d$", kind):
+        axes = "image, group, then position in the layer's output"
+    elif kind.endswith("Embedding"):
+        axes = "axes of the layer's input"
+    elif kind.endswith("Linear") or kind in ("Conv1D", "MultiheadAttention"):  # Conv1D: the linear layer of transformers' GPT-2
+        axes = "axes of the layer's input before the last"
+    else:
+        axes = "axes of the layer's rows"
+    return f"{axes}, counted from 0"
+
+
 def loss_line(diagnosis: Diagnosis) -> str | None:
     """The loss before and after the step, and how much of that the first order says. None where it was not asked for."""
     loss = diagnosis.loss
@@ -106,9 +155,9 @@ def check_lines(diagnosis: Diagnosis) -> list[str]:
     # A Monitor, which knows no loss, sees gradients after they were clipped.
     factor = ", up to a factor, by which clipping may have shortened it" if diagnosis.loss is None else ""
     first = (
-        f"Self-check, what the captured rows say plain gradient descent would change against what it would{factor}: "
-        f"{len(checks) - len(failing)} of {_counted(len(checks), 'parameter')} agree"
-        + (f", {len(rounded)} of them as far as rounding lets them ({_names(rounded)})" if rounded else "")
+        f"Self-check, the gradients that the captured rows add up to against those that the parameters had{factor}: "
+        f"{len(checks) - len(failing)} of {_counted(len(checks), 'parameter')} agree{'s' if len(checks) == 1 else ''}"
+        + (f", {len(rounded)} of them as far as rounding lets {_it(rounded)} ({_names(rounded)})" if rounded else "")
     )
     if told:
         worst = max(told, key=lambda one: -math.inf if math.isnan(one.error) else one.error)
@@ -165,6 +214,10 @@ def _pattern(module: str) -> str:
     # Names that are nothing but numbers, as in an nn.Sequential, would all be a star.
     starred = re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
     return starred if re.search(r"[^.*]", starred) else module
+
+
+def _it(ones: Sequence[object]) -> str:
+    return "it" if len(ones) == 1 else "them"
 
 
 def _counted(count: int, noun: str) -> str:

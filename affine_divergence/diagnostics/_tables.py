@@ -17,13 +17,14 @@ _SAME = 1e-3  # relative: closer than the three digits that are shown
 
 @dataclass(frozen=True)
 class Table:
-    """Cells under headers; the columns named in `left` hold words, the rest numbers."""
+    """Cells under headers; the columns named in `left` hold words, the rest numbers; the first `keys` say what a row is of."""
 
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: tuple[str, ...] = ("module", "type", "verdict", "step of", "basis")
     groups: tuple[tuple[str, int], ...] = ()  # a line over the headers: a title and how many columns it stands over
     kinds: tuple[str, ...] = field(default=())  # of each row: its verdict, or PLAIN
+    keys: int = 1
 
 
 def rows_table(diagnosis: Diagnosis, most: int | None = None) -> Table:
@@ -46,7 +47,7 @@ def rows_table(diagnosis: Diagnosis, most: int | None = None) -> Table:
             rows.append(_twin(row, several, ranked))
             kinds.append(PLAIN)
     groups = (("", 4 + several), ("multiplier", 4), ("", len(headers) - 8 - several))
-    return Table(headers, tuple(rows), groups=groups, kinds=tuple(kinds))
+    return Table(headers, tuple(rows), groups=groups, kinds=tuple(kinds), keys=1 + several)
 
 
 def twinned(diagnosis: Diagnosis) -> bool:
@@ -54,8 +55,10 @@ def twinned(diagnosis: Diagnosis) -> bool:
     return any(_differs(row) for row in diagnosis.rows)
 
 
-def corrections_table(diagnosis: Diagnosis) -> Table:
-    """A line a kind: medians over the calls, and what a step of one length does to the loss."""
+def corrections_table(diagnosis: Diagnosis) -> Table | None:
+    """A line a kind: medians over the calls, and what a step of one length does to the loss. None where no call was measured."""
+    if not (diagnosis.counterfactual or (diagnosis.steps and diagnosis.rows)):
+        return None
     steps = {step.kind: step for step in diagnosis.steps}
     named = dict.fromkeys([*steps, *(one.kind for one in diagnosis.counterfactual)])
     kinds = [*(kind for kind in KINDS if kind in named), *(kind for kind in named if kind not in KINDS)]
@@ -83,12 +86,23 @@ def calls_table(diagnosis: Diagnosis, most: int | None = None) -> Table | None:
         rows.append((name_of(module), *([str(call)] if several else []), *spread, *alignment, *uphill))
     width = len(kinds)
     groups = (("", 1 + several), ("spread of the multiplier", width), ("alignment", width), ("uphill", width))
-    return Table(("module", *(["call"] if several else []), *kinds * 3), tuple(rows), groups=groups)
+    return Table(("module", *(["call"] if several else []), *kinds * 3), tuple(rows), groups=groups, keys=1 + several)
 
 
 def name_of(module: str) -> str:
     """The module's name as it can be shown; the root has an empty one."""
     return visible(module) or "(the model)"
+
+
+def cut(texts: Sequence[str], least: int) -> list[str]:
+    """The ends of long texts, which tell more of a module's name than its beginning: of `least` letters, or as many as tell them apart.
+
+    >>> cut(["net.encoder.0.fc", "net.decoder.0.fc", "head"], 6)
+    ['…ncoder.0.fc', '…ecoder.0.fc', 'head']
+    """
+    different, longest = set(texts), max(map(len, texts), default=0)
+    limit = next((n for n in range(least, longest) if len({_end(text, n) for text in different}) == len(different)), longest)
+    return [_end(text, limit) for text in texts]
 
 
 def number(value: float) -> str:
@@ -118,6 +132,10 @@ def apart(row: Row) -> float:
     if row.self_term_p5:
         return row.self_term_p95 / row.self_term_p5
     return math.inf if row.self_term_p95 > 0 else math.nan
+
+
+def _end(text: str, letters: int) -> str:
+    return text if len(text) <= letters else f"…{text[len(text) - letters + 1 :]}"
 
 
 def _row(row: Row, several: bool, ranked: bool) -> tuple[str, ...]:

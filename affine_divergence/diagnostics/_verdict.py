@@ -21,8 +21,9 @@ UPDATE = 0.1
 RULES = (
     f"Verdicts: broken is what is not finite, or a step against its objective (efficiency above {RISING:+g}, over all calls that share "
     f"the parameters). Look is an efficiency above 0, more than {UPHILL:.0%} of the rows uphill at an efficiency above {WEAK:g}, rows that "
-    f"alone would learn at rates more than {SPREAD:g} times apart (p95/p5 of G_ii), a step of more than {UPDATE:.0%} of the parameters, "
-    f"and a gradient that the self-check does not explain."
+    f"alone would learn at rates more than {SPREAD:g} times apart (p95/p5 of G_ii), a step of more than {UPDATE:.0%} of the parameters, a "
+    f"call none of whose rows has a gradient, a learning rate of 0, a step that leaves the parameters or all rows as they were, and a "
+    f"gradient that the self-check does not explain."
 )
 
 

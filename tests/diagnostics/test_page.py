@@ -14,6 +14,8 @@ import pytest
 
 from affine_divergence.diagnostics._page import worst_samples, write_page
 from affine_divergence.diagnostics._records import Diagnosis
+from affine_divergence.diagnostics._sentences import CORRECTIONS, GLOSSARY
+from affine_divergence.diagnostics._tables import rows_table
 
 VOID = {"meta", "img", "wbr"}
 
@@ -65,7 +67,16 @@ def test_the_page_needs_nothing_beside_itself(tmp_path: Path) -> None:
 
 def test_coverage_comes_first_then_verdicts_figures_corrections_loss_check_and_what_was_assumed(tmp_path: Path) -> None:
     text = said(read(tmp_path, made.diagnosis()))
-    parts = ("Coverage", "Skipped: 13 modules.", "1 broken", "blocks.0.fc", "most rows go uphill", "Good is a step", "Benign:")
+    parts = (
+        "Coverage",
+        "Skipped: 13 modules;",
+        "1 broken",
+        "blocks.0.fc",
+        "most rows go uphill",
+        "What the columns say",
+        "Good is a step",
+        "Benign:",
+    )
     parts += ("Figures", "under a correction", "affine-like", "loss 2.3026 before", "the weight is used outside the layer")
     parts += ("What was diagnosed", "SGD")
     places = [text.find(part) for part in parts]
@@ -115,7 +126,8 @@ def test_a_diagnosis_with_nothing_in_it_is_a_page_without_empty_parts(tmp_path: 
     text = said(reader)
     assert "No call of any layer was measured." in text
     assert reader.tags["img"] == 0
-    assert not any(part in text for part in ("Figures", "under a correction", "Loss", "Self-check"))
+    assert not any(part in text for part in ("Figures", "under a correction", "Loss", "Self-check", "What the columns say"))
+    assert "under a correction" not in said(read(tmp_path, made.diagnosis(rows=(), counterfactual=(), samples=())))
 
 
 def test_every_call_is_on_the_page_with_its_verdict(tmp_path: Path) -> None:
@@ -159,3 +171,22 @@ def test_names_that_are_not_printable_are_on_the_page_escaped(tmp_path: Path) ->
     assert [letter for letter in page if not (letter.isprintable() or letter == "\n")] == []
     write_page([made.called(escaped)] * 2, tmp_path / "same.html")
     assert (tmp_path / "same.html").read_text(encoding="utf-8") == page
+
+
+def test_the_page_says_what_each_column_of_its_table_is_and_each_correction(tmp_path: Path) -> None:
+    text = said(read(tmp_path, made.diagnosis()))
+    columns = {*rows_table(made.diagnosis()).headers} - {"module", "verdict", "type", "p5", "median", "p95"} | {"multiplier"}
+    assert {name for name, *_ in GLOSSARY} == columns
+    for name, meaning, ideal in GLOSSARY:
+        assert f"{name} {meaning} {ideal or '–'}" in text
+    assert CORRECTIONS in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    [("Linear", "axes of the layer's input before the last"), ("Conv2d", "image, group, then position in the layer's output")],
+)
+def test_what_the_index_of_a_row_counts_stands_under_the_scatter_and_over_its_table(kind: str, axes: str, tmp_path: Path) -> None:
+    text = said(read(tmp_path, made.diagnosis(rows=(made.row("head", type=kind),))))
+    assert f"extreme ones are named, by {axes}, counted from 0." in text
+    assert f"head, call 0; row: {axes}, counted from 0" in text

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,11 @@ from pathlib import Path
 import diagnosis_maker as made
 import pytest
 
-from affine_divergence.diagnostics._records import LossChange
-from affine_divergence.diagnostics._tables import name_of, number, share
+from affine_divergence.diagnostics._columns import lines
+from affine_divergence.diagnostics._records import Diagnosis, LossChange
+from affine_divergence.diagnostics._sentences import GLOSSARY, GOOD, index_meaning
+from affine_divergence.diagnostics._tables import Table, calls_table, corrections_table, name_of, number, rows_table, share
+from affine_divergence.diagnostics._verdict import RULES, verdict
 
 
 def told(diagnosis) -> str:
@@ -38,6 +43,8 @@ def test_modules_skipped_for_one_reason_stand_on_one_line() -> None:
     lines = str(made.diagnosis()).splitlines()
     assert "  of a type that is not measured: LayerNorm blocks.*.norm (12)." in lines
     assert "  not called: Linear lost." in lines
+    assert "Skipped: 13 modules; * is any number, in brackets how many they are." in lines
+    assert "Skipped: 1 module." in str(made.diagnosis(coverage=(made.covered("lost", reason="not called"),))).splitlines()
 
 
 def test_a_share_of_the_parameters_is_told_as_measured() -> None:
@@ -47,6 +54,8 @@ def test_a_share_of_the_parameters_is_told_as_measured() -> None:
 def test_calls_whose_gradient_never_came_are_told() -> None:
     coverage = (made.covered("fc", calls=3, fired=2), made.covered("head"))
     assert "A gradient arrived for 2 of 3 calls: fc." in str(made.diagnosis(coverage=coverage))
+    alike = tuple(made.covered(name, calls=1, fired=0) for name in ("a", "dropped"))
+    assert "A gradient arrived for 0 of 1 call each: a, dropped." in str(made.diagnosis(coverage=alike))
 
 
 def test_the_calls_are_sorted_worst_first() -> None:
@@ -120,11 +129,11 @@ def test_a_long_name_keeps_its_end_and_the_root_has_one() -> None:
     assert name_of("") in said
 
 
-def test_no_line_of_a_usual_transformer_is_wider_than_170_letters() -> None:
+def test_no_line_of_a_usual_transformer_is_wider_than_175_letters() -> None:
     names = [f"encoder.layer.{i}.attention.self.query" for i in range(12)]
     rows = tuple(made.row(name, type="MultiheadAttention", multiplier_p5=-1.23e-5, rows=98304) for name in names)
     counterfactual = tuple(made.counterfactual(kind, name) for name in names for kind in made.KINDS)
-    assert max(map(len, str(made.diagnosis(rows=rows, counterfactual=counterfactual)).splitlines())) <= 170
+    assert max(map(len, str(made.diagnosis(rows=rows, counterfactual=counterfactual)).splitlines())) <= 175
 
 
 def test_loss_predicted_and_realised_are_told_with_their_ratio() -> None:
@@ -142,14 +151,14 @@ def test_the_self_check_tells_its_worst_error_and_every_failure_by_name() -> Non
 
 def test_a_check_that_agrees_by_rounding_alone_alarms_nobody() -> None:
     exact, noise = (made.check(name, error=error) for name, error in (("fc.weight", 2e-7), ("fc.bias", 0.93)))
-    assert "2 of 2 parameters agree, 1 of them as far as rounding lets them (fc.bias); largest relative error of the others 2e-7" in told(
+    assert "2 of 2 parameters agree, 1 of them as far as rounding lets it (fc.bias); largest relative error of the others 2e-7" in told(
         made.diagnosis(checks=(noise, exact))
     )
     alone = told(made.diagnosis(checks=(noise,)))
-    assert "1 of 1 parameter agree, 1 of them as far as rounding lets them (fc.bias)." in alone
+    assert "1 of 1 parameter agrees, 1 of them as far as rounding lets it (fc.bias)." in alone
     assert "0.93" not in alone
     wrong = made.check("head.weight", error=0.31, ok=False, reason="another use")
-    assert "2 of 3 parameters agree, 1 of them as far as rounding lets them (fc.bias); largest relative error of the others 0.31" in told(
+    assert "2 of 3 parameters agree, 1 of them as far as rounding lets it (fc.bias); largest relative error of the others 0.31" in told(
         made.diagnosis(checks=(noise, exact, wrong))
     )
 
@@ -208,8 +217,10 @@ def test_names_that_are_not_printable_are_shown_escaped() -> None:
 
 
 def test_a_diagnosis_of_nothing_says_so() -> None:
-    said = str(made.diagnosis(rows=(), coverage=(), checks=(), loss=None, counterfactual=(), steps=(), samples=()))
-    assert "No call of any layer was measured." in said
+    nothing = made.diagnosis(rows=(), coverage=(), checks=(), loss=None, counterfactual=(), samples=())
+    assert "No call of any layer was measured." in str(nothing)
+    assert nothing.steps
+    assert "under a correction" not in str(nothing)
 
 
 def test_text_needs_nothing_beyond_the_standard_library() -> None:
@@ -240,3 +251,128 @@ def test_a_twin_that_differs_by_the_rounding_of_what_is_larger_is_none() -> None
     other = made.row(alignment_median=0.02, alignment_median_plain=0.01, **same)
     assert "plain gradient  " not in str(made.diagnosis(rows=(rounded,)))
     assert "plain gradient  " in str(made.diagnosis(rows=(other,)))
+
+
+def usual() -> Diagnosis:
+    names = [f"{half}.layers.{i}.self_attn.q_proj" for half in ("encoder", "decoder") for i in range(3)]
+    twins = {field.name: math.nan for field in dataclasses.fields(made.row()) if field.name.endswith("_plain")}
+    rows = tuple(made.row(name, call=call, type="MultiheadAttention", multiplier_p5=-1.23e-5, **twins) for name in names for call in (0, 1))
+    corrected = tuple(made.counterfactual(kind, row.module, call=row.call) for row in rows for kind in made.KINDS)
+    return made.diagnosis(rows=rows, counterfactual=corrected)
+
+
+@pytest.mark.parametrize("width", [80, 100, 140, 200])
+def test_on_a_terminal_no_line_is_wider_than_it(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(width))
+    print(usual())
+    found = terminal.getvalue().splitlines()
+    assert width - 20 <= max(map(len, found)) <= width
+
+
+def test_where_there_is_no_terminal_tables_are_whole_and_paragraphs_have_140_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for out in (io.StringIO(), None):
+        monkeypatch.setattr(sys, "stdout", out)
+        said = str(usual()).splitlines()
+        assert max(map(len, said)) > 140
+        paragraphs = said[next(i for i, line in enumerate(said) if line.startswith("model: ")) :]
+    assert 120 < max(map(len, paragraphs)) <= 140
+
+
+def blocks(found: list[str]) -> list[list[str]]:
+    return [block.split("\n") for block in "\n".join(found).split("\n\n")]
+
+
+@pytest.mark.parametrize("width", [44, 60, 80, 100])
+@pytest.mark.parametrize("of", [rows_table, calls_table, corrections_table])
+def test_a_table_in_blocks_holds_every_cell_once_behind_what_names_its_row(of, width: int) -> None:
+    table = of(usual())
+    whole = blocks(lines(table))
+    parts = blocks(lines(table, width))
+    assert len(whole) == 1 < len(parts)
+
+    def words(found: list[list[str]], keys: int) -> list[str]:
+        headers = [next(i for i, line in enumerate(block) if line.startswith("─")) - 1 for block in found]
+        cells = [re.split(r" {2,}", line) for block, i in zip(found, headers, strict=True) for line in (block[i], *block[i + 2 :])]
+        return sorted(cell for line in cells for cell in line[keys:])
+
+    keys = table.keys
+    assert {block[-1].split()[0] for block in parts} == {whole[0][-1].split()[0]}
+    assert words(parts, keys) == words(whole, keys)
+
+
+@pytest.mark.parametrize("width", [44, 80, 100, 1000])
+def test_a_title_stands_whole_over_its_columns_in_each_block_that_has_some(width: int) -> None:
+    table = calls_table(usual())
+    assert table is not None
+    for titles, headers, *_ in blocks(lines(table, width)):
+        for title in re.finditer(r"─* ?(\w[\w ]*\w) ?─*", titles):
+            under = headers[title.start() : title.end() + 1].split()  # the space after a title may be stripped
+            assert under
+            assert set(under) <= {*made.KINDS}
+        assert {title.strip("─ ") for title in re.split(r" {2,}", titles.strip())} <= {"spread of the multiplier", "alignment", "uphill"}
+
+
+def test_a_title_has_room_over_one_narrow_column() -> None:
+    table = Table(("module", "p5"), (("fc", "1"),), groups=(("", 1), ("a long title", 1)))
+    assert lines(table)[0] == " " * 8 + " a long title"
+    assert lines(table)[1].split() == ["module", "p5"]
+
+
+def test_names_are_cut_no_shorter_than_they_can_be_told_apart() -> None:
+    names = ("t.encoder.layers.0.self_attn.q_proj", "t.decoder.layers.0.self_attn.q_proj", "head")
+    said = str(made.diagnosis(rows=tuple(map(made.row, names)), counterfactual=tuple(made.counterfactual("none", name) for name in names)))
+    shown = [line.split()[0] for line in said.splitlines() if "q_proj" in line]
+    assert {*shown} == {"…ncoder.layers.0.self_attn.q_proj", "…ecoder.layers.0.self_attn.q_proj"}
+    alone = str(made.diagnosis(rows=(made.row(names[0]),), counterfactual=()))
+    assert "…rs.0.self_attn.q_proj  " in alone
+
+
+def test_the_text_says_what_each_column_of_its_table_is() -> None:
+    said = told(made.diagnosis())
+    columns = {*rows_table(made.diagnosis()).headers} - {"module", "verdict", "type", "p5", "median", "p95"} | {"multiplier"}
+    assert {name for name, *_ in GLOSSARY} == columns
+    for name, meaning, ideal in GLOSSARY:
+        assert f"{name}: {meaning}{f'; ideal: {ideal}' if ideal else ''}." in said
+    assert said.index(GOOD) < said.index("What the columns say:")
+
+
+@pytest.mark.parametrize(
+    ("changed", "rate", "words"),
+    [
+        ({"rows": 0}, 0.1, "none of whose rows has a gradient"),
+        ({}, 0.0, "a learning rate of 0"),
+        ({"update_ratio": 0.0, "efficiency": math.nan}, 0.1, "a step that leaves the parameters or all rows as they were"),
+    ],
+)
+def test_the_rules_name_what_is_looked_at_beside_the_measures(changed: dict[str, float], rate: float, words: str) -> None:
+    assert verdict(vars(made.row()) | changed, rate, -0.5)[0] == "look"
+    assert words in RULES
+    assert words in told(made.diagnosis())
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    [
+        ("PatchNormConv2d", "image, group, then position"),
+        ("ConvTranspose1d", "image, group, then position"),
+        ("Conv1D", "input before the last"),  # linear, of transformers
+        ("AffineLikeLinear", "input before the last"),
+        ("MultiheadAttention", "input before the last"),
+        ("Embedding", "axes of the layer's input, counted"),
+        ("Stem", "axes of the layer's rows"),
+    ],
+)
+def test_what_an_index_counts_is_said_by_the_type(kind: str, axes: str) -> None:
+    assert axes in index_meaning(kind)
+    assert index_meaning(kind).endswith("counted from 0")
+
+
+def test_of_corrections_the_forty_worst_calls_are_shown_and_the_rest_counted() -> None:
+    rows = tuple(made.row(f"layer{i}x") for i in range(55))
+    corrected = tuple(made.counterfactual("none", row.module) for row in rows)
+    assert 'The 40 worst of 55 calls; .to_frame("counterfactual") has all.' in str(made.diagnosis(rows=rows, counterfactual=corrected))
+    assert '.to_frame("counterfactual")' not in str(made.diagnosis())
