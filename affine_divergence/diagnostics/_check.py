@@ -63,10 +63,11 @@ def checks(found: Sequence[Compared], names: Mapping[Parameter, str], *, scaled:
         else:
             size, left = had, difference
         # What the sum of the rows rounds to is no error: the gradient of a bias before a batch normalisation is nothing else.
-        ok = left <= _tolerance(one.eps, scaled=scaled) * size + rounding and (by_rows > 0.0 or not scaled or had == 0.0)
+        finite = math.isfinite(by_rows) and math.isfinite(had)
+        ok = finite and left <= _tolerance(one.eps, scaled=scaled) * size + rounding and (by_rows > 0.0 or not scaled or had == 0.0)
         error = left / size if size else (math.inf if left else 0.0)
         reason = f"the captured calls explain its gradient only in part (error {error:.2g}, cosine {cosine:.4f}): {_CAUSES}"
-        reason = "" if ok else _GONE if one.gone else reason
+        reason = "" if ok else _GONE if one.gone else reason if finite else _NOT_FINITE
         made.append(Check(parameter=names.get(one.parameter, "?"), error=error, cosine=cosine, ok=ok, reason=reason))
     return made
 
@@ -78,6 +79,7 @@ def _tolerance(eps: float, *, scaled: bool) -> float:
 
 
 _GONE = "its gradient was gone when the optimiser stepped: something else had stepped, or cleared it"
+_NOT_FINITE = "its gradient, or what the captured calls make of it, is not finite: there is nothing to compare"
 _CAUSES = "a use of its parameters that no hook sees, a gradient changed by hand, or an output hook"
 
 

@@ -30,6 +30,7 @@ DAMPING = 1e-3
 KINDS = ("none", "affine-like", "norm-like", "sample", "batch")
 _GRADIENT_ONLY = ("none", "sample", "batch")
 _EXACT, _FIRST_ORDER = "exact", "first order, g held fixed"
+_NOT_FINITE = "inputs or gradients are not finite"
 _ONE_HOT = "rows of an embedding are one-hot: all of one norm already"
 
 
@@ -114,6 +115,8 @@ def _numbers(one: Told, gradients: Gradients, kind: str) -> list[Tensor]:
 
 def _line(kind: str, one: Told, found: Sequence[float] | None, reason: str) -> Counterfactual:
     *measures, others, rows, masked = found or [math.nan] * len(SUMMARY) + [math.nan, 0.0, 0.0]
+    if rows and math.isnan(measures[SUMMARY.index("alignment_median")]):  # that of rows that do not move is 0
+        reason = _NOT_FINITE
     return Counterfactual(
         kind=kind,
         module=one.layer.name,

@@ -3,21 +3,29 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from affine_divergence.diagnostics._extra import needed_for
 from affine_divergence.diagnostics._records import Diagnosis, Row, Samples
 from affine_divergence.diagnostics._style import STYLE
-from affine_divergence.diagnostics._tables import name_of
+from affine_divergence.diagnostics._tables import cut, name_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 P = ParamSpec("P")
 MOST = 60  # calls in one figure
 LABELLED = 10  # rows of a scatter that are named
+_LONGEST, _TITLE = 36, 60  # letters of a name beside an axis, and in a title
+_LETTER, _SMALL = 6.0, 4.6  # points that a letter of a number, and one of a row's name, is wide
+_CLEAR = 4  # points between the names of two rows
+_OFFSETS = [
+    (x, y) for far in (8, 20, 36, 60) for x, y in ((far, 8), (far, -8), (-far, 8), (-far, -8), (8, far), (8, -far), (-8, far), (-8, -far))
+]
 VERDICT_COLOURS = {"ok": "#1b1b1b", "look": "#9a6700", "broken": "#b3261e"}
 _BANDS = (  # what is drawn of a call: how far above its middle, width of the bar, colour, marker, name, field
     (0.2, 4.0, "#0072B2", "o", "the optimiser's step", "multiplier_{}"),
@@ -42,7 +50,8 @@ def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 def multiplier_figure(diagnosis: Diagnosis) -> Figure:
     """The multipliers of each call on a log scale, in the order of the calls: 5th to 95th percentile of its rows, and median."""
     rows = _shown(diagnosis)
-    figure, axes = _empty(9.4, (0.36 if len(rows) <= 20 else 0.28) * max(len(rows), 2) + 1.9)
+    names = _labels([(row.module, row.call) for row in rows])
+    figure, axes = _empty(_width(names), (0.36 if len(rows) <= 20 else 0.28) * max(len(rows), 2) + 1.9)
     axes.set_xscale("log")
     sizes = diagnosis.about.get("inputs", {})
     low, high = _limits(rows, sizes)
@@ -61,7 +70,7 @@ def multiplier_figure(diagnosis: Diagnosis) -> Figure:
             if all(map(math.isfinite, ends)):
                 beyond |= _band(axes, ends, above - place, low, {"color": colour, "linewidth": width, "marker": marker, "label": label})
                 label = None
-    _name_calls(axes, rows)
+    _name_calls(axes, rows, names)
     axes.set_xlabel("multiplier  (bar: 5th to 95th percentile of the rows; point: median)", fontsize=9)
     axes.set_title(_title(diagnosis, rows, f"Step {diagnosis.step}"), loc="left")
     if beyond:
@@ -91,8 +100,8 @@ def alignment_figure(diagnoses: Sequence[Diagnosis]) -> Figure:
     least = {key: min((value for value in values.values() if not math.isnan(value)), default=1.0) for key, values in found.items()}
     kept = set(sorted(found, key=lambda key: least[key])[:MOST])
     keys = [key for key in found if key in kept]
-    several = any(call for _, call in keys)
-    figure, axes = _empty(9.4, 0.22 * max(len(keys), 2) + 1.5)
+    names = _labels(keys)
+    figure, axes = _empty(_width(names), 0.22 * max(len(keys), 2) + 1.5)
     picture = axes.imshow(
         [[found[key].get(place, math.nan) for place in range(len(diagnoses))] for key in keys] or [[math.nan] * len(diagnoses)],
         cmap="RdBu",
@@ -102,7 +111,7 @@ def alignment_figure(diagnoses: Sequence[Diagnosis]) -> Figure:
         interpolation="nearest",
     )
     axes.set_facecolor("#bdbdbd")
-    axes.set_yticks(range(len(keys)), [_label(module, call, several) for module, call in keys], fontsize=9)
+    axes.set_yticks(range(len(keys)), names, fontsize=9)
     marked = _spaced(len(diagnoses), 10)
     axes.set_xticks(marked, [str(diagnoses[place].step) for place in marked])
     axes.grid(visible=False)
@@ -132,17 +141,24 @@ def scatter_figure(samples: Samples) -> Figure:
         wide = high > 3 * low
         norm, ticks = (LogNorm(low, high), [low, math.sqrt(low * high), high]) if wide else (Normalize(0.0, high), [0.0, high / 2, high])
         points = axes.scatter(x, y, c=sizes, norm=norm, cmap="viridis", s=14, alpha=0.8, linewidth=0, rasterized=True)
-        figure.colorbar(points, ax=axes, label="‖gradient‖ of the row", ticks=ticks, format="{x:.2g}").minorticks_off()
+        bar = figure.colorbar(points, ax=axes, ticks=ticks, format=lambda size, _: _tick(float(f"{size:.2g}")))
+        bar.set_label("‖gradient‖ of the row", labelpad=10)
+        bar.minorticks_off()
     axes.axhline(0.0, color="#444444", linewidth=0.8)
     axes.set_ylim(-1.08, 1.08)
+    axes.margins(x=0.12)  # room for names
     axes.set_xlabel(f"multiplier{'' if not x or min(x) > 0 else ' (below 0: pushed uphill)'}")
     axes.set_ylabel("alignment")
     of = "" if len(samples.index) == samples.total else f" of {samples.total:,}"
-    masked = len(samples.index) - len(places)
-    left_out = f", {masked:,} without a gradient left out" if masked else ""
-    title = f"{_label(samples.module, samples.call, samples.call > 0)}: {len(samples.index):,}{of} rows{left_out}"
+    masked = sum(size == 0 for size in samples.gradient)
+    counts = {"without a gradient": masked, "not finite": len(samples.index) - len(places) - masked}
+    left_out = "".join(f", {count:,} {what} left out" for what, count in counts.items() if count)
+    (name,) = _labels([(samples.module, samples.call)], _TITLE)
+    title = f"{name}: {len(samples.index):,}{of} rows{left_out}"
     axes.set_title(title, loc="left")
     figure.draw_without_rendering()  # now it is known what lies where
+    if axes.get_xscale() == "symlog":
+        axes.set_xticks(list(_apart(axes)))
     _name_rows(axes, samples)
     return figure
 
@@ -168,12 +184,12 @@ def extreme(samples: Samples) -> list[int]:
 
 
 def index_of(samples: Samples, place: int) -> str:
-    """Where a kept row stands in the layer's input: its indices along the axes."""
+    """Where a kept row stands in the layer's input: its index, or in brackets its indices along the axes."""
     flat, indices = samples.index[place], []
     for size in reversed(samples.axes):
         flat, index = divmod(flat, size)
         indices.append(index)
-    return ", ".join(map(str, reversed(indices)))
+    return str(indices[0]) if len(indices) == 1 else f"({', '.join(map(str, reversed(indices)))})"
 
 
 def _empty(width: float, height: float, dpi: float = 100) -> tuple[Figure, Axes]:
@@ -184,13 +200,30 @@ def _empty(width: float, height: float, dpi: float = 100) -> tuple[Figure, Axes]
 
 
 def _plain_ticks(axes: Axes, low: float, high: float) -> None:
-    """Numbers without powers, and three a decade where there are few decades; a symmetric scale keeps its places."""
+    """Short numbers, and three a decade where there are few decades; a symmetric scale keeps its places."""
     from matplotlib.ticker import LogLocator
 
     if low > 0:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=12))
-    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_formatter(lambda x, _: _tick(x))
     axes.xaxis.set_minor_formatter("")
+
+
+def _tick(value: float) -> str:
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:g}").replace("-", "−")
+
+
+def _apart(axes: Axes) -> Iterator[float]:
+    """0 and the powers of ten of a symmetric scale, from the largest down, as far as their numbers do not touch."""
+    low, high = axes.get_xlim()
+    largest = math.ceil(math.log10(max(-low, high)))
+    powers = (sign * 10.0**power for power in range(largest, largest - 12, -1) for sign in (1, -1))
+    taken = dict[float, float]()
+    for value in (0.0, *(power for power in powers if low <= power <= high)):
+        x, half = axes.transData.transform((value, 0.0))[0], 0.5 * _LETTER * axes.figure.dpi / 72 * (len(_tick(value)) + 2)
+        if all(abs(x - other) >= half + width for other, width in taken.items()):
+            taken[x] = half
+            yield value
 
 
 def _shown(diagnosis: Diagnosis) -> list[Row]:
@@ -221,9 +254,8 @@ def _band(axes: Axes, ends: Sequence[float], y: float, low: float, look: Any) ->
     return p5 <= 0
 
 
-def _name_calls(axes: Axes, rows: Sequence[Row]) -> None:
-    several = any(row.call for row in rows)
-    axes.set_yticks([-place for place in range(len(rows))], [_label(row.module, row.call, several) for row in rows], fontsize=9)
+def _name_calls(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
+    axes.set_yticks([-place for place in range(len(rows))], names, fontsize=9)
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_color(VERDICT_COLOURS[row.verdict])
         label.set_fontweight("normal" if row.verdict == "ok" else "bold")
@@ -231,35 +263,63 @@ def _name_calls(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _name_rows(axes: Axes, samples: Samples) -> None:
-    # At the first of four corners of the point where the name lies on no other and inside the axes; else it has none.
-    unit = axes.get_figure().dpi / 72  # type: ignore[union-attr]
-    within, taken = axes.get_window_extent(), list[tuple[float, float, float]]()
+    """Beside the point, at the nearest place inside the axes where the name lies on no other and on no point; without one it has none."""
+    unit = axes.figure.dpi / 72
+    within, names = axes.get_window_extent(), list[_Box]()
+    points = axes.transData.transform([(samples.multiplier[i], samples.alignment[i]) for i in drawable(samples)])
     for i in extreme(samples):
         name, point = index_of(samples, i), (samples.multiplier[i], samples.alignment[i])
         x, y = axes.transData.transform(point)
-        width, height = 4.6 * len(name) * unit, 10 * unit
-        for right, up in ((True, True), (True, False), (False, True), (False, False)):
-            left, bottom = x + (8 * unit if right else -8 * unit - width), y + (8 * unit if up else -8 * unit - height)
-            inside = within.x0 <= left and left + width <= within.x1 and within.y0 <= bottom and bottom + height <= within.y1
-            if inside and all(abs(bottom - b) > height or left + width < a or a + w < left for a, b, w in taken):
-                taken.append((left, bottom, width))
+        for right, up in _OFFSETS:
+            box = _Box.beside(x + right * unit, y + up * unit, _SMALL * len(name) * unit, 10 * unit, right > 0, up > 0)
+            inside = within.x0 <= box.left and box.right <= within.x1 and within.y0 <= box.bottom and box.top <= within.y1
+            if inside and not any(box.grown(_CLEAR * unit).overlaps(other) for other in names) and not box.grown(2 * unit).holds(points):
+                names.append(box)
                 axes.annotate(
                     name,
                     point,
-                    (8 if right else -8, 8 if up else -8),
+                    (right, up),
                     textcoords="offset points",
                     fontsize=8,
-                    ha="left" if right else "right",
-                    va="bottom" if up else "top",
+                    ha="left" if right > 0 else "right",
+                    va="bottom" if up > 0 else "top",
                     arrowprops={"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2},
                 )
                 break
 
 
-def _label(module: str, call: int, several: bool) -> str:
-    name = name_of(module)
-    short = name if len(name) <= 36 else f"…{name[-35:]}"
-    return (f"{short}, call {call}" if several else short).replace("$", r"\$")  # no formula
+class _Box(NamedTuple):
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    @classmethod
+    def beside(cls, x: float, y: float, width: float, height: float, right: bool, up: bool) -> _Box:
+        left, bottom = x - width * (not right), y - height * (not up)
+        return cls(left, bottom, left + width, bottom + height)
+
+    def grown(self, by: float) -> _Box:
+        return _Box(self.left - by, self.bottom - by, self.right + by, self.top + by)
+
+    def overlaps(self, other: _Box) -> bool:
+        return self.left < other.right and other.left < self.right and self.bottom < other.top and other.bottom < self.top
+
+    def holds(self, points: NDArray[Any]) -> bool:
+        x, y = points.T
+        return bool(((self.left <= x) & (x <= self.right) & (self.bottom <= y) & (y <= self.top)).any())
+
+
+def _labels(calls: Sequence[tuple[str, int]], longest: int = _LONGEST) -> list[str]:
+    several = any(call for _, call in calls)
+    short = cut([name_of(module) for module, _ in calls], longest)
+    named = zip(short, (call for _, call in calls), strict=True)
+    return [(f"{name}, call {call}" if several else name).replace("$", r"\$") for name, call in named]  # no formula
+
+
+def _width(names: Sequence[str]) -> float:
+    """Of a figure, so that the axes keep their width beside names that are told apart by many letters only."""
+    return 9.4 + 0.08 * max(0, max(map(len, names), default=0) - _LONGEST - 10)
 
 
 def _spaced(count: int, most: int) -> list[int]:

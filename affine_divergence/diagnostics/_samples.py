@@ -15,7 +15,8 @@ def samples_of(account: Account, kept: int = KEPT) -> Samples:
     """Of the change that the optimiser made: every so many rows, and always those least aligned and those of the largest multipliers."""
     sums, moved = account.sums, account.sums.moved[0]
     multiplier, alignment = multipliers(sums, moved, account.lr), alignments(sums, moved)
-    places = _chosen(multiplier.masked_fill(~sums.used, 0.0), alignment.masked_fill(~sums.used, 1.0), kept)
+    usual = ~sums.used | multiplier.isnan() | alignment.isnan()  # no extremes
+    places = _chosen(multiplier.masked_fill(usual, 0.0), alignment.masked_fill(usual, 1.0), kept)
     shown = torch.stack([multiplier, alignment, torch.where(sums.used, sums.gg.sqrt(), 0.0)])[:, places].tolist()
     return Samples(
         module=account.told.layer.name,

@@ -11,7 +11,7 @@ import torch
 from affine_divergence.diagnostics._change import Before, Parameter, norm
 from affine_divergence.diagnostics._gradients import Gradients
 from affine_divergence.diagnostics._layers import Layer
-from affine_divergence.diagnostics._measures import SHARES, SUMMARY, RowSums, interference, row_sums, summary
+from affine_divergence.diagnostics._measures import SHARES, SUMMARY, RowSums, efficiency, interference, row_sums, summary
 from affine_divergence.diagnostics._quantiles import quantiles
 from affine_divergence.diagnostics._rank import rank
 from affine_divergence.diagnostics._records import Row
@@ -40,6 +40,7 @@ def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bo
     leading = one.leading(before)
     lr = before.lr[leading.parameter]
     place, size = one.layer.parts.index(leading), before.length(leading)
+    size = torch.where(size.isfinite(), size, torch.nan)  # of an infinite weight any step would be a ratio of 0
     own = one.parts(before.change)
     gradient = None if gradients is None else one.parts(gradients.__getitem__)
     apart = gradients is not None and any(before.lr[part.parameter] != lr for part in one.changing())
@@ -64,9 +65,7 @@ def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bo
 def together(family: Sequence[Account]) -> Tensor:
     """The efficiency of all calls that share parameters: of one of them it may be above 0 in a step that goes down."""
     sums = [[torch.where(s.used, t, 0.0).sum() for t in (*s.moved[0], s.gg)] for s in (one.sums for one in family)]
-    dot, square, gg = (torch.stack(column).sum() for column in zip(*sums, strict=True))
-    efficiency: Tensor = dot / (square.sqrt() * gg.sqrt())
-    return efficiency
+    return efficiency(*(torch.stack(column).sum() for column in zip(*sums, strict=True)))
 
 
 def rows_of(accounts: Sequence[Account], wrong: Mapping[str, str], names: Mapping[Parameter, str]) -> list[Row]:
@@ -100,4 +99,4 @@ def _alone(layer: Layer, own: Tensor) -> Tensor:
     """The multipliers that the rows would have alone: G_ii, or 1 by the sample correction; what the batch correction makes is not said."""
     if layer.correction == "batch":
         return torch.full_like(own, torch.nan)
-    return (own > 0).to(own.dtype) if layer.correction == "sample" else own
+    return torch.where(own.isfinite(), (own > 0).to(own.dtype), torch.nan) if layer.correction == "sample" else own

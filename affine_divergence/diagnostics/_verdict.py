@@ -39,6 +39,8 @@ def verdict(row: Mapping[str, Any], lr: float, together: float, *, assumed: bool
         return "look", "its learning rate is 0"
     if row["update_ratio"] == 0.0 and math.isnan(row["efficiency"]):  # not so where only the bias has moved
         return "look", "the step left its parameters as they were"
+    if row["multiplier_p5"] == row["multiplier_p95"] == 0.0 and math.isnan(row["efficiency"]):
+        return "look", "the step changes its parameters and moves none of its rows, as where these are zeros"
     measured = [row[name] for name in ("alignment_median", "efficiency")]
     if not all(map(math.isfinite, measured)):
         return "broken", "inputs, gradients or the change of its parameters are not finite"
