@@ -5,7 +5,7 @@ import inspect
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -107,31 +107,38 @@ def diagnose(
             capture.listening = True
             loss = batch.loss()
             _check_loss(loss)
-            with _gradients_of_others(loss, beginning.parameters.keys()):
+            start = loss.item()
+            with _gradients_of_others(loss, set(beginning.parameters)):
                 loss.backward()
                 capture.listening = False
                 had = {p: p.grad.detach().clone() for p in beginning.parameters if p.grad is not None}
-                before = Before.of(optimizer, beginning.parameters, beginning.parameters, assumed=assumed)
+                before = Before.of(optimizer, beginning.values, beginning.values, assumed=assumed)
                 _step(optimizer, batch)
+                _drop_gradients(had)
+            del loss  # with the hooks in its graph, that hold what was captured
             with torch.no_grad(), without_autocast():
                 told = stepped(model, capture, before, plain=plain, ranks=rank, had=had, scaled=False, sampled=_SAMPLED, kept=KEPT)
-        start = float(loss.detach())
+        repeated = math.nan
         of_corrections: Sequence[Counterfactual] = ()
         taken: Sequence[Step] = ()
         with torch.no_grad():
+            widths = told.inputs()
             expected = inner(had, before.change, before.values)
-            realised = batch.loss_again() - start
             if counterfactual:
                 with without_autocast():
                     of_corrections, directions = counterfactuals(told.calls)
+            told.calls.clear()  # forwards need the memory
+            realised = batch.loss_again() - start
+            if counterfactual:
+                repeated = batch.loss_at(before, {})
                 taken = steps(directions, before, had, lambda δ: batch.loss_at(before, δ) - start)
     return Diagnosis(
         step=0,
-        about=about(model, optimizer, plain=plain, training=training, inputs=told.inputs(), assumed=assumed),
+        about=about(model, optimizer, plain=plain, training=training, inputs=widths, assumed=assumed),
         coverage=told.coverage,
         rows=told.rows,
         checks=told.checks,
-        loss=LossChange(before=start, after=start + realised, predicted=expected, realised=realised),
+        loss=LossChange(before=start, after=start + realised, predicted=expected, realised=realised, repeated=repeated),
         counterfactual=tuple(of_corrections),
         steps=tuple(taken),
         samples=told.samples,
@@ -148,9 +155,10 @@ class _Batch:
 
     def loss(self) -> Tensor:
         """Of a forward, as the model and the random numbers now are."""
-        output = called_with(self.model, copied(self.inputs))  # a forward may write to its inputs
+        inputs, targets = copied((self.inputs, self.targets))  # a forward may write to its inputs
+        output = called_with(self.model, inputs)
         if self.loss_fn is not None:
-            return self.loss_fn(output) if self.targets is None else self.loss_fn(output, copied(self.targets))
+            return self.loss_fn(output) if targets is None else self.loss_fn(output, targets)
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if loss is None:
             raise ValueError(
@@ -170,6 +178,11 @@ class _Batch:
         for parameter, old in before.values.items():
             parameter.copy_(old + change[parameter] if parameter in change else old)
         return self.loss_again()
+
+
+def _drop_gradients(parameters: Iterable[Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
 
 
 @contextmanager

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
+import functools
 import random
 import threading
 import types
@@ -16,6 +18,7 @@ from diagnosis_cases import Mlp, bent, rows
 from torch import Tensor, nn
 
 import affine_divergence as ad
+from affine_divergence.diagnostics import _held
 
 X, Y = rows(6, 4), rows(6, 2, seed=2)
 SMALL = 1e-9  # a rate at which the first order is all there is, and whatever else has moved the loss outweighs it by far
@@ -256,6 +259,137 @@ def test_what_an_optimiser_holds_counts_no_change() -> None:
     assert [tensor._version for tensor in held] == before
 
 
+class _Lstm(nn.Module):
+    """Its weights lie in a list too, as all recurrent layers have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.head(self.lstm(x.unsqueeze(1))[0].squeeze(1))
+        return z
+
+
+def _beside(keep: Callable[[nn.Module], Any]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model = Mlp()
+        model.kept = keep(model)
+        return model
+
+    return make
+
+
+BESIDE: dict[str, Callable[[], nn.Module]] = {
+    "lstm": _Lstm,
+    "list of weights": _beside(lambda model: list(model.parameters())),
+    "dict of them in an object": _beside(lambda model: _Own(named=dict(model.named_parameters()))),
+    "data of a weight": _beside(lambda model: [p.data for p in model.parameters()]),
+    "optimiser": _beside(lambda model: torch.optim.SGD(model.parameters(), lr=SMALL)),
+}
+
+
+@pytest.mark.parametrize("make", BESIDE.values(), ids=BESIDE)
+def test_what_steps_is_not_put_back_before_the_loss_is_asked_for_again_wherever_else_it_is_kept(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make().double()
+    x = X if isinstance(model, _Lstm) else rows(6, 5)
+    y = model(x).detach() + rows(*model(x).shape, seed=3)
+    before = _values(model)
+    _diagnosed(model, x, y)
+    assert _values(model) == before
+
+
+def test_a_trainer_whose_method_is_the_loss_may_hold_model_and_optimiser() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = nn.Linear(4, 2).double()
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=SMALL)
+            self.counts = _Counts().double()
+
+        def loss(self, z: Tensor, y: Tensor) -> Tensor:
+            loss: Tensor = self.counts(z, y)
+            return loss
+
+    trainer = Trainer()
+    found = ad.diagnose(trainer.model, X, Y, trainer.loss, optimizer=trainer.optimizer)
+    assert found.loss is not None
+    assert found.loss.realised == pytest.approx(found.loss.predicted, rel=1e-3)
+    assert trainer.counts.seen.item() == 0.0
+
+
+class _Refuses(list[float]):
+    def __setitem__(self, *_: Any) -> None:
+        raise TypeError("it grows only")
+
+
+def _with(**kept: Any) -> nn.Module:
+    model = Mlp().double()
+    for name, value in kept.items():
+        setattr(model, name, value)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _with(scale=nn.Parameter(torch.ones(1).expand(3), requires_grad=False)),
+        _with(sizes=_Refuses([1.0])),
+        _with(broadcast=np.broadcast_to(np.float32(0.5), (3,))),
+    ],
+    ids=["expanded", "refuses", "broadcast"],
+)
+def test_what_cannot_be_written_to_is_not_where_it_has_not_changed(model: nn.Module) -> None:
+    before = _values(model)
+    ad.diagnose(model, rows(6, 5), None, bent, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert _values(model) == before
+
+
+def test_a_buffer_without_values_is_let_be() -> None:
+    model = Mlp().double()
+    model.register_buffer("mask", torch.ones(3, device="meta"))
+    _diagnosed(model, rows(6, 5), None, bent)
+
+
+def test_what_cannot_be_put_back_is_told_and_all_else_is_put_back() -> None:
+    model = _Notes(_Kept(lambda: _Refuses([1.0]), lambda held: held.append(1.0), lambda held: sum(held))).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    _squares(model(X), Y).backward()
+    optimizer.step()
+    gradients, before = [p.grad for p in model.parameters()], _values(model)
+    with pytest.raises(RuntimeError, match="could not be put back to what it was: it grows only"):
+        ad.diagnose(model, X, Y, _squares, optimizer=optimizer)
+    assert _values(model) == before
+    assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients, strict=True))
+
+
+def test_the_data_that_objects_hold_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_held, "_LARGEST", 64)
+    model = nn.Linear(4, 2)
+    model.replay = _Own(rows=torch.zeros(9, dtype=torch.float64), counts=torch.zeros(2))
+    before = model.weight.detach().clone()
+    held = _held.Held()
+    held.look(model)
+    model.replay.rows += 1.0  # type: ignore[operator, union-attr]
+    model.weight.data += 1.0
+    assert held.restore() == []
+    assert model.replay.rows.sum() == 9.0  # type: ignore[union-attr]
+    assert torch.equal(model.weight, before)
+
+
+def test_chains_of_any_length_are_followed() -> None:
+    model = nn.Linear(4, 2).double()
+    model.first = last = _Own()
+    for _ in range(3000):
+        last.next = last = _Own()
+    last.n = 1
+    held = _held.Held()
+    held.look(model)
+    last.n = 2
+    assert held.restore() == []
+    assert last.n == 1
+
+
 class _Counts(nn.Module):
     """A loss that is divided by what it has seen."""
 
@@ -268,11 +402,70 @@ class _Counts(nn.Module):
         return _squares(z, y) / self.seen  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("method", [False, True], ids=["module", "bound method"])
-def test_what_a_loss_keeps_is_as_it_was(method: bool) -> None:
-    loss_fn = _Counts().double()
-    _diagnosed(nn.Linear(4, 2).double(), loss_fn=loss_fn.forward if method else loss_fn)
-    assert loss_fn.seen.item() == 0.0
+LOSSES: dict[str, Callable[[_Counts], Callable[..., Tensor]]] = {
+    "module": lambda counts: counts,
+    "bound method": lambda counts: counts.forward,
+    "closure": lambda counts: lambda z, y: counts(z, y),
+    "partial": lambda counts: functools.partial(lambda counts, z, y: counts(z, y), counts),
+}
+
+
+@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
+def test_what_a_loss_keeps_is_as_it_was(make: Callable[[_Counts], Callable[..., Tensor]]) -> None:
+    counts = _Counts().double()
+    _diagnosed(nn.Linear(4, 2).double(), loss_fn=make(counts))
+    assert counts.seen.item() == 0.0
+
+
+# Batches
+
+
+class _Attributes(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    x: Tensor
+    named: dict[str, Tensor]
+
+
+def test_a_batch_keeps_its_classes_and_a_tensor_given_twice_is_one() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, pair: _Pair, again: Tensor) -> Tensor:
+            assert pair.x is again
+            assert pair.x is not X
+            z: Tensor = self.layer(pair.x) + self.layer(pair.named["other"].add_(1.0))
+            return z
+
+    other = X.clone()
+
+    def loss(z: Tensor, targets: _Attributes) -> Tensor:
+        assert targets.input.data_ptr() != X.data_ptr()
+        return _squares(z, targets.y)
+
+    found = ad.diagnose(Model().double(), (_Pair(X, {"other": other}), X), _Attributes(y=Y, input=X), loss, lr=SMALL)
+    assert found.loss is not None
+    assert found.loss.realised == pytest.approx(found.loss.predicted, rel=1e-3)
+    assert torch.equal(other, X)
+
+
+def test_what_cannot_be_drawn_again_is_told() -> None:
+    chance = random.SystemRandom()
+
+    def noisy(z: Tensor, y: Tensor) -> Tensor:
+        return _squares(z, y) * (1.0 + chance.random())
+
+    model = nn.Linear(4, 2).double()
+    noise, none = ad.diagnose(model, X, Y, noisy, lr=SMALL), ad.diagnose(model, X, Y, _squares, lr=SMALL)
+    assert noise.loss is not None
+    assert none.loss is not None
+    assert none.loss.repeated == none.loss.before
+    assert noise.loss.repeated != noise.loss.before
 
 
 # What else there is: the caller's graph, the loss's parameters, hooks that step, other modes, other threads
