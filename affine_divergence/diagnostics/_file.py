@@ -11,6 +11,7 @@ import secrets
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,8 @@ def _about(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record(name: str, value: dict[str, Any]) -> Any:
-    return RECORDS[name](**_fields(value, _HINTS[name], name))
+    later = {field.name: _plain(field.default) for field in fields(RECORDS[name]) if field.default is not MISSING}  # than older files
+    return RECORDS[name](**_fields(later | value, _HINTS[name], name))
 
 
 def _fields(value: dict[str, Any], hints: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class Coverage:
     parameters: int  # numbers in the parameters that are its own
     calls: int  # forward calls that had something to learn from
     fired: int  # those of them whose gradient arrived
+    shared: int = 0  # of its parameters those that another line counts: tied ones, so that sums have each once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,7 @@ class LossChange:
     after: float
     predicted: float
     realised: float  # after − before
+    repeated: float = math.nan  # before, by a second forward from the same beginning; NaN: not asked for
 
 
 @dataclass(frozen=True, kw_only=True)
