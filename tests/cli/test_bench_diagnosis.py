@@ -91,6 +91,20 @@ def test_the_memory_captured_is_that_of_inputs_and_outputs() -> None:
 
 
 def test_the_memory_above_a_plain_step_is_told_beside_what_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_peak", lambda net, plain: {None: 2**20, False: 2**20 + 3200, True: 2**20 + 32000}[plain])
-    said = [re.search(r"([\d.]+) of the .*: (\w+)$", line) for line in bench._memory(_tiny())]
-    assert [match and match.groups() for match in said] == [("0.50", "holds"), ("5.00", "exceeded")]
+    peaks = iter([2**20, 2**20 + 3200, 2**20 + 32000, 2**20 + 64000])
+    monkeypatch.setattr(bench, "_peak", lambda piece: next(peaks))
+    said = [re.search(r"([\d.]+) of the .* captured(?:  at most 2: (\w+))?$", line) for line in bench._memory(_tiny())]
+    assert [match and match.groups() for match in said] == [("0.50", "holds"), ("5.00", "exceeded"), ("10.00", None)]
+
+
+def test_the_peak_of_a_step_holds_what_is_alive_at_once_and_not_more() -> None:
+    model, sizes = torch.nn.Linear(2, 2), []
+
+    def run() -> None:
+        torch.zeros(1000)
+        kept = torch.zeros(2000)
+        torch.zeros(500)
+        sizes.append(kept.nbytes)
+
+    assert bench._peak(bench._Piece(model, run)) == 4 * 2500
+    assert len(sizes) == 2

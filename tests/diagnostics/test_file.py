@@ -87,6 +87,18 @@ def test_wherever_a_killed_run_cut_the_file_the_whole_diagnoses_are_kept_and_mor
         assert [one.step for one in load(path)] == [*kept, 2], cut
 
 
+def test_a_file_of_before_a_field_was_there_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    append(made.diagnosis(), path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    (loss,) = (line for line in lines if line["record"] == "loss")
+    del loss["repeated"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = load(path)
+    assert found.loss is not None
+    assert math.isnan(found.loss.repeated)
+
+
 def test_nothing_is_appended_to_a_file_of_something_else(tmp_path: Path) -> None:
     for text in ("hello", '{"record": "row"}\n', "\n"):
         (tmp_path / "notes").write_text(text)
