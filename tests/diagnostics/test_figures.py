@@ -1,6 +1,7 @@
 # The figures of a diagnosis: what is drawn where, and what cannot be drawn is said.
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ import diagnosis_maker as made
 import numpy as np
 import pytest
 
-from affine_divergence.diagnostics._figures import alignment_figure, drawable, extreme, index_of, multiplier_figure, scatter_figure
+from affine_divergence.diagnostics._figures import _tick, alignment_figure, drawable, extreme, index_of, multiplier_figure, scatter_figure
 from affine_divergence.diagnostics._style import svg
 
 if TYPE_CHECKING:
@@ -163,7 +164,8 @@ def test_the_extreme_rows_are_those_of_lowest_alignment_and_farthest_multiplier(
 def test_an_index_counts_along_the_axes_of_the_input() -> None:
     samples = made.samples(axes=(4, 3, 5), index=tuple(range(60)))
     expected = np.stack(np.unravel_index(np.arange(60), (4, 3, 5)), 1)
-    assert [index_of(samples, i) for i in range(60)] == [", ".join(map(str, row)) for row in expected]
+    assert [index_of(samples, i) for i in range(60)] == [f"({', '.join(map(str, row))})" for row in expected]
+    assert index_of(made.samples(axes=(120,)), 59) == "118"
 
 
 def test_extreme_rows_are_named_and_no_name_lies_on_another() -> None:
@@ -171,8 +173,8 @@ def test_extreme_rows_are_named_and_no_name_lies_on_another() -> None:
     figure = scatter_figure(samples)
     figure.draw_without_rendering()
     shown = [text for text in axes_of(figure).texts if text.get_text()]
-    assert "59, 0" in [text.get_text() for text in shown]
-    assert 2 <= len(shown) < 10  # the others are one point
+    assert "(59, 0)" in [text.get_text() for text in shown]
+    assert 2 <= len(shown) <= 10  # most of them are one point
     from matplotlib.text import Text
 
     boxes = [Text.get_window_extent(text) for text in shown]  # without its arrow
@@ -212,3 +214,51 @@ def test_names_that_are_not_printable_are_drawn_escaped() -> None:
     figure = made.called("fc\x1b[31m\n\ud800é").plot()
     assert names(axes_of(figure)) == [r"fc\x1b[31m\n\ud800é"]
     svg(figure)
+
+
+def spread_out(seed: int, count: int = 400) -> made.Samples:
+    """Rows uphill and downhill over some decades, as a transformer has them."""
+    random = np.random.default_rng(seed)
+    multiplier = np.sign(random.normal(size=count)) * 10.0 ** random.normal(3.2, 0.6, count)
+    alignment = np.clip(np.sign(multiplier) * random.beta(2, 3, count), -1, 1)
+    values = {"multiplier": tuple(multiplier.tolist()), "alignment": tuple(alignment.tolist()), "gradient": (1.0,) * count}
+    return made.samples(axes=(count // 20, 20), index=tuple(range(count)), total=count, **values)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_numbers_on_a_symmetric_scale_do_not_touch(seed: int) -> None:
+    axes = axes_of(figure := scatter_figure(spread_out(seed)))
+    figure.draw_without_rendering()
+    low, high = axes.get_xlim()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+    assert len(boxes) >= 4
+    assert all(right.x0 - left.x1 >= 4 * figure.dpi / 72 for left, right in itertools.pairwise(sorted(boxes, key=lambda box: box.x0)))
+    assert "0" in [label.get_text() for label in axes.get_xticklabels()]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_names_of_rows_lie_on_no_point_and_stand_apart(seed: int) -> None:
+    from matplotlib.text import Text
+
+    axes = axes_of(figure := scatter_figure(spread_out(seed)))
+    figure.draw_without_rendering()
+    points = axes.transData.transform(np.asarray(axes.collections[0].get_offsets()))
+    boxes = [Text.get_window_extent(text) for text in axes.texts]
+    assert len(boxes) >= 5
+    assert [box for box in boxes if box.count_contains(points)] == []
+    assert not any(one.padded(figure.dpi / 72).overlaps(two) for i, one in enumerate(boxes) for two in boxes[:i])
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.0, "0"), (-1e4, "−10000"), (1e6, "1e6"), (-1e7, "−1e7"), (1e-5, "1e−5"), (1e10, "1e10")])
+def test_the_numbers_of_an_axis_are_short(value: float, said: str) -> None:
+    assert _tick(value) == said
+
+
+def test_names_beside_an_axis_are_cut_no_shorter_than_they_can_be_told_apart() -> None:
+    long = [f"model.{half}.{'layers_' * 20}fc" for half in ("encoder", "decoder")]
+    one = made.diagnosis(rows=tuple(map(made.row, long)))
+    for figure in (multiplier_figure(one), alignment_figure([one])):
+        figure.draw_without_rendering()
+        assert [name[:3] for name in names(axes_of(figure))] == ["…nc", "…ec"]
+        assert axes_of(figure).get_position().width * figure.get_figwidth() > 5
+    assert names(axes_of(multiplier_figure(made.diagnosis(rows=(made.row(long[0]),))))) == [f"…{long[0][-35:]}"]
