@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 
+WITHOUT_GRADIENTS = "called without gradients only, as in torch.no_grad() or torch.inference_mode()"
+IN_A_TRANSFORM = "called inside a transform of torch.func (grad, vmap, …), in which no gradient is captured"
+ADDS_NOTHING = (
+    "called, and a gradient arrived by a pass that does not add to .grad, as torch.autograd.grad, which is not captured: "
+    "use loss.backward()"
+)
+DIFFERENTIABLE = "called, and a gradient arrived by a pass with create_graph=True, which is not captured: use a loss.backward() without it"
+
+
 class Call:
     """One call of a layer: its input, ∂L/∂z, and what tells whether they still are what they were."""
 
@@ -52,6 +61,8 @@ class Capture:
         self.listening = False
         self.calls: list[Call] = []
         self.forwards: Counter[Layer] = Counter()
+        self.unheard: dict[nn.Module, str] = {}  # how a module was called where nothing is learned
+        self.aside: dict[Layer, str] = {}  # by what a gradient arrived that is not kept
         self._failed = failed
         self._depth = depth()
         self._round = 0
@@ -94,6 +105,8 @@ class Capture:
         """Forget all calls, also those whose gradient is still to come."""
         self.calls.clear()
         self.forwards.clear()
+        self.unheard.clear()
+        self.aside.clear()
         self._round += 1
         self._sequence = 0
 
@@ -101,11 +114,17 @@ class Capture:
         """The calls as they were made."""
         return sorted(self.calls, key=lambda call: call.sequence)
 
-    def hears(self) -> bool:
-        """Whether a call is to be looked at now."""
+    def hears(self, module: nn.Module) -> bool:
+        """Whether a call of the module is to be looked at now."""
         if torch.compiler.is_compiling() or not self.listening or depth() != self._depth:
             return False
-        return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+        if not torch.is_grad_enabled():
+            self.unheard[module] = WITHOUT_GRADIENTS
+            return False
+        if torch._C._are_functorch_transforms_active():
+            self.unheard[module] = IN_A_TRANSFORM
+            return False
+        return True
 
     def called(self, parts: Sequence[tuple[Layer, slice | None]], x: Tensor, options: Sequence[Any], z: Any) -> None:
         """A layer, or several whose outputs lie side by side in z, was called."""
@@ -138,8 +157,11 @@ class Capture:
         self._failed(error)
 
     def _arrived(self, call: Call, g: Tensor, differentiable: bool, recomputed: bool) -> None:
+        if call.round != self._round or not self.listening:
+            return
         # A pass with create_graph is differentiated again; what it adds to the parameters comes with the second pass.
-        if call.round != self._round or not self.listening or differentiable or not _adds_up(call.layer):
+        if differentiable or not _adds_up(call.layer):
+            self.aside[call.layer] = DIFFERENTIABLE if differentiable else ADDS_NOTHING
             return
         task = torch._C._current_graph_task_id()
         if call.g is None:
@@ -152,7 +174,7 @@ class Capture:
     def _drop_zeroed(self, layer: Layer, task: int) -> None:
         # What earlier passes left in .grad was dropped before this one: they have no part in the step that follows.
         stale = [call for call in self.calls if call.layer is layer and call.task != task]
-        if stale and not any(part is not None and _has_gradient(part.parameter) for part in layer.parts):
+        if stale and not any(part is not None and is_there(part.parameter.grad) for part in layer.parts):
             self.calls = [call for call in self.calls if call not in stale]
             self.forwards[layer] -= len(stale)
 
@@ -162,8 +184,9 @@ def learns(layer: Layer) -> bool:
     return any(part is not None and part.parameter.requires_grad for part in layer.parts)
 
 
-def _has_gradient(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None and (parameter.grad.is_sparse or bool(parameter.grad.any()))
+def is_there(gradient: Tensor | None) -> bool:
+    """Whether it is one that is not zeros, as zero_grad(set_to_none=False) leaves."""
+    return gradient is not None and (gradient.is_sparse or bool(gradient.any()))
 
 
 def _adds_up(layer: Layer) -> bool:

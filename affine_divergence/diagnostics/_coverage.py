@@ -2,71 +2,144 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
+from affine_divergence.diagnostics._capture import WITHOUT_GRADIENTS, is_there
+from affine_divergence.diagnostics._layers import PARAMETRISED
 from affine_divergence.diagnostics._records import Coverage
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-    from affine_divergence.diagnostics._layers import Found, Layer
+    from affine_divergence.diagnostics._capture import Capture
+    from affine_divergence.diagnostics._layers import Cut, Layer, Part, Site
+
+    Held = tuple[nn.Parameter, Cut | None]  # a parameter, or some rows of a packed one
+
+
+class _Line(NamedTuple):
+    said: Coverage
+    holds: Sequence[Held]
 
 
 def coverage(
     model: nn.Module,
-    found: Found,
-    forwards: Mapping[Layer, int],
-    fired: Mapping[Layer, int],
+    capture: Capture,
     measured: Set[str],
     failed: Mapping[str, str],
+    had: Mapping[nn.Parameter, Tensor],
     *,
     compiled: bool = False,
 ) -> list[Coverage]:
     """In the order of the model.
 
-    By name: those that have rows, and why calls that arrived could not be measured. compiled: the whole model is.
+    By name: those that have rows, and why calls that arrived could not be measured. had: gradients at the step that are no longer in
+    the parameters. compiled: the whole model is.
     """
     modules = dict(model.named_modules())
     compiled_modules = set(model.modules()) if compiled else _compiled(model)
-    lines: dict[str, list[Coverage]] = {}
-    for name, (module, reason) in found.skipped.items():
-        own = sum(p.numel() for p in module.parameters(recurse=False))
-        lines[name] = [_skipped(name, type(module).__name__, reason, own)]
-    for site in found.sites:
+    fired = Counter(call.layer for call in capture.calls)
+    elsewhere = _by_part([layer for site in capture.found.sites for layer in site.layers if fired[layer]], measured)
+    lines: dict[str, list[_Line]] = {}
+    for name, (module, reason) in capture.found.skipped.items():
+        lines[name] = [_skipped(name, type(module).__name__, reason, [(p, None) for p in module.parameters(recurse=False)])]
+    for site in capture.found.sites:
         lines[site.name] = []
         for layer in site.layers:
-            calls, arrived = forwards.get(layer, 0), fired.get(layer, 0)
+            calls, arrived = capture.forwards[layer], fired[layer]
             reason = failed.get(layer.name, "")
             if not reason and not arrived:
                 replaced = modules.get(site.name) is not site.module
-                reason = _REPLACED if replaced else _why_silent(layer, calls, site.module in compiled_modules)
-            status: Any = "measured" if layer.name in measured else "skipped"
-            own = sum(part.of(part.parameter).numel() for part in layer.parts if part is not None)
-            one = Coverage(module=layer.name, type=layer.type, status=status, reason=reason, parameters=own, calls=calls, fired=arrived)
-            lines[site.name].append(one)
-    return [line for name in (*modules, *(lines.keys() - modules.keys())) for line in lines.get(name, ())]
+                reason = _REPLACED if replaced else _why_silent(layer, capture, elsewhere, had, site.module in compiled_modules)
+            one = Coverage(
+                module=layer.name,
+                type=layer.type,
+                status="measured" if layer.name in measured else "skipped",
+                reason=reason,
+                parameters=0,
+                calls=calls,
+                fired=arrived,
+            )
+            lines[site.name].append(_Line(one, [_held(part) for part in layer.parts if part is not None]))
+        lines[site.name] += _of_no_layer(site)
+    return _counted([line for name in (*modules, *(lines.keys() - modules.keys())) for line in lines.get(name, ())])
 
 
-def fired_of(calls: list[Any]) -> Counter[Layer]:
-    """How many calls of each layer got their gradient."""
-    return Counter(call.layer for call in calls)
+def _counted(lines: Sequence[_Line]) -> list[Coverage]:
+    """With the numbers in the parameters, of which each counts once: where it is measured, if it is."""
+    counts: dict[Held, int] = {}
+    for place in sorted(range(len(lines)), key=lambda place: lines[place].said.status != "measured"):
+        for held in lines[place].holds:
+            counts.setdefault(held, place)
+    return [
+        replace(said, parameters=_size(holds), shared=_size(held for held in holds if counts[held] != place))
+        for place, (said, holds) in enumerate(lines)
+    ]
+
+
+def _size(of: Iterable[Held]) -> int:
+    return sum((parameter if cut is None else parameter[cut[0] : cut[1]]).numel() for parameter, cut in of)
+
+
+def _held(part: Part) -> Held:
+    return part.parameter, part.cut
+
+
+class _Owner(NamedTuple):
+    name: str
+    measured: bool
+
+
+def _by_part(fired: Iterable[Layer], measured: Set[str]) -> dict[Held, _Owner]:
+    """What the layers that got a gradient hold: of tied ones the first that is measured, if one is."""
+    owners = [(_Owner(layer.name or "the model itself", layer.name in measured), layer.parts) for layer in fired]
+    found: dict[Held, _Owner] = {}
+    for owner, parts in sorted(owners, key=lambda owned: not owned[0].measured):
+        for part in parts:
+            if part is not None:
+                found.setdefault(_held(part), owner)
+    return found
 
 
 _REPLACED = "another module has taken its place: begin anew to see that one"
 
 
-def _why_silent(layer: Layer, calls: int, compiled: bool) -> str:
-    parameters = [part.parameter for part in layer.parts if part is not None]
-    if not any(p.requires_grad for p in parameters):
+def _why_silent(
+    layer: Layer, capture: Capture, elsewhere: Mapping[Held, _Owner], had: Mapping[nn.Parameter, Tensor], compiled: bool
+) -> str:
+    if any(part is not None and part.computed for part in (layer.weight, layer.bias)):
+        return PARAMETRISED
+    parts = {name: part for name, part in zip(("weight", "bias"), layer.parts, strict=True) if part is not None}
+    if not any(part.parameter.requires_grad for part in parts.values()):
         return "frozen: neither weight nor bias learns"
-    if calls:
-        return "called, but no gradient arrived at its output"
-    if not any(p.grad is not None for p in parameters):
-        return "compiled, so that hooks did not fire, or not called" if compiled else "not called"
-    if compiled:
-        return "compiled, so that hooks did not fire"
-    return "its parameters have a gradient and its hooks did not fire: used by a function without calling it, or inside compiled code"
+    if capture.forwards[layer]:
+        return capture.aside.get(layer, "called, but no gradient arrived at its output")
+    unheard = capture.unheard.get(layer.module, "")
+    owners = {name: elsewhere[_held(part)] for name, part in parts.items() if _held(part) in elsewhere}
+    unowned = [part.parameter for name, part in parts.items() if name not in owners]
+    if any(is_there(had.get(p, p.grad)) for p in unowned):
+        if unheard:
+            return unheard + (_USED_TOO if unheard == WITHOUT_GRADIENTS else "")
+        return "compiled, so that hooks did not fire" if compiled else _BY_A_FUNCTION
+    why = unheard or ("compiled, so that hooks did not fire, or not called" if compiled else "not called")
+    return f"{why}; {_tied(owners)}" if owners else why
+
+
+_USED_TOO = "; the gradient of its parameters comes from another use of them"
+_BY_A_FUNCTION = "its parameters have a gradient and its hooks did not fire: used by a function without calling it, or inside compiled code"
+
+
+def _tied(owners: Mapping[str, _Owner]) -> str:
+    """Where the weight or the bias that another layer has too got its gradient."""
+    by_owner: dict[_Owner, list[str]] = {}
+    for name, owner in owners.items():
+        by_owner.setdefault(owner, []).append(name)
+    return "; ".join(
+        f"{owner.name} has the same {' and '.join(names)}, and {'is measured' if owner.measured else 'was called'}"
+        for owner, names in by_owner.items()
+    )
 
 
 def _compiled(model: nn.Module) -> set[nn.Module]:
@@ -75,5 +148,17 @@ def _compiled(model: nn.Module) -> set[nn.Module]:
     return {inner for root in roots for inner in root.modules()}
 
 
-def _skipped(name: str, type_: str, reason: str, parameters: int) -> Coverage:
-    return Coverage(module=name, type=type_, status="skipped", reason=reason, parameters=parameters, calls=0, fired=0)
+def _of_no_layer(site: Site) -> list[_Line]:
+    """The parameters of a module that none of its layers has, as bias_k and bias_v of nn.MultiheadAttention."""
+    known = {part.parameter for layer in site.layers for part in layer.parts if part is not None}
+    start = f"{site.name}." if site.name else ""
+    named = site.module.named_parameters(recurse=False)
+    return [
+        _skipped(start + name, "Parameter", "a parameter that no measured layer applies", [(p, None)])
+        for name, p in named
+        if p not in known
+    ]
+
+
+def _skipped(name: str, type_: str, reason: str, holds: Sequence[Held]) -> _Line:
+    return _Line(Coverage(module=name, type=type_, status="skipped", reason=reason, parameters=0, calls=0, fired=0), holds)

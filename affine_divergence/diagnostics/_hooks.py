@@ -36,7 +36,7 @@ class LayerHook(_Hook):
         self.site = site
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> None:
-        if module is not self.site.module or not self.capture.hears():
+        if module is not self.site.module or not self.capture.hears(module):
             return
         try:
             x = args[0] if args else kwargs[self.site.input]
@@ -78,7 +78,7 @@ class BeforeHook(_Hook):
         self.watch = watch
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if module is self.watch.site.module and self.capture.hears():
+        if module is self.watch.site.module and self.capture.hears(module):
             self.watch.begin()
 
 
@@ -90,6 +90,8 @@ class AfterHook(BeforeHook):
 def _columns(layer: Layer, weight: Tensor) -> slice | None:
     """Where in the output of a map with this weight, some rows of a packed one maybe, the layer's own output lies."""
     assert layer.weight is not None
+    if not layer.weight.held:
+        return None
     whole = layer.weight.parameter
     if layer.weight.cut is None:
         return slice(None) if weight is whole else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from affine_divergence.diagnostics._kinds import HF_CONV1D, MapOf, is_exactly, kind_of, linear
 
@@ -36,7 +37,12 @@ class Part:
     @property
     def held(self) -> bool:
         """Whether it is there: a bias may be set to None later."""
-        return isinstance(getattr(self.module, self.name, None), nn.Parameter)
+        return isinstance(self.module._parameters.get(self.name), nn.Parameter)
+
+    @property
+    def computed(self) -> bool:
+        """Whether it is made from other parameters."""
+        return _is_computed(self.module, self.name)
 
     def of(self, whole: Tensor) -> Tensor:
         """The part of a tensor that is like the parameter."""
@@ -144,8 +150,8 @@ def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
     kind, own_forward = kind_of(module)
     if kind is None:
         return _OWN_FORWARD if own_forward else None
-    if any(part not in module._parameters and getattr(module, part) is not None for part in kind.parameters):
-        return "parametrised: its weight or bias is computed from other parameters"
+    if any(_is_computed(module, part) for part in kind.parameters):
+        return PARAMETRISED
     if any(p.is_complex() for p in module.parameters(recurse=False)):
         return "its parameters are complex numbers"
     if isinstance(module, nn.Embedding):
@@ -159,7 +165,19 @@ def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
     return (Layer(name, module, kind.map_of, held[0], held[1], kind.correction, type(module)),)
 
 
+PARAMETRISED = "parametrised: its weight or bias is computed from other parameters"
 _OWN_FORWARD = "its class has a forward of its own: what it does with the weight is not known"
+
+
+def _is_computed(module: nn.Module, name: str) -> bool:
+    # Not by asking the module for it: a spectral norm in training takes a step of its power iteration each time.
+    if name in module._parameters:
+        return False
+    return is_parametrized(module, name) or module.__dict__.get(name, module._buffers.get(name)) is not None
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    return module._parameters.get(name) is not None or _is_computed(module, name)
 
 
 def _why_not(module: nn.Module) -> str:
@@ -183,9 +201,9 @@ def _projections(name: str, module: nn.MultiheadAttention) -> Iterator[Layer]:
     size = module.embed_dim
     for place, what in enumerate(("q", "k", "v")):
         cut = size * place, size * (place + 1)
-        packed = module.in_proj_weight is not None
+        packed = module._qkv_same_embed_dim
         weight = Part(module, "in_proj_weight", cut) if packed else Part(module, f"{what}_proj_weight")
-        bias = None if module.in_proj_bias is None else Part(module, "in_proj_bias", cut)
+        bias = Part(module, "in_proj_bias", cut) if _has(module, "in_proj_bias") else None
         yield Layer(f"{start}{what}_proj", module, linear, weight, bias, known_as=type(module))
-    bias = None if module.out_proj.bias is None else Part(module.out_proj, "bias")
+    bias = Part(module.out_proj, "bias") if _has(module.out_proj, "bias") else None
     yield Layer(f"{start}out_proj", module, linear, Part(module.out_proj, "weight"), bias, known_as=type(module))

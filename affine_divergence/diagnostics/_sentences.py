@@ -72,7 +72,7 @@ def coverage_lines(diagnosis: Diagnosis) -> list[str]:
     """What was measured, then a line for each reason why something was not."""
     measured = [one for one in diagnosis.coverage if one.status == "measured"]
     skipped = [one for one in diagnosis.coverage if one.status == "skipped"]
-    held, total = sum(one.parameters for one in measured), sum(one.parameters for one in diagnosis.coverage)
+    held, total = (sum(one.parameters - one.shared for one in ones) for ones in (measured, diagnosis.coverage))
     share = f", which hold {number(100 * held / total)} % of the {total:,} parameters" if total else ""
     lines = [f"Measured: {_counted(len(measured), 'module')}, {_counted(len(diagnosis.rows), 'call')}{share}."]
     late = [one for one in diagnosis.coverage if one.fired != one.calls]

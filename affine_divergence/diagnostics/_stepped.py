@@ -10,7 +10,7 @@ import torch
 from affine_divergence.diagnostics._capture import Capture
 from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._check import Compared, checks, compared
-from affine_divergence.diagnostics._coverage import coverage, fired_of
+from affine_divergence.diagnostics._coverage import coverage
 from affine_divergence.diagnostics._gradients import plain as plain_gradient, total
 from affine_divergence.diagnostics._records import Check, Coverage, Row, Samples, badness
 from affine_divergence.diagnostics._samples import samples_of
@@ -63,7 +63,7 @@ def stepped(
     rows = rows_of(in_order, {one.parameter: one.reason for one in checked if not one.ok}, names)
     worst = sorted(range(len(rows)), key=lambda place: badness(rows[place]))[:sampled]
     measured = {one.layer.name for one in calls}
-    lines = coverage(model, capture.found, capture.forwards, fired_of(capture.calls), measured, failed, compiled=compiled)
+    lines = coverage(model, capture, measured, failed, had, compiled=compiled)
     return Stepped(tuple(lines), tuple(rows), tuple(checked), tuple(samples_of(in_order[place], kept) for place in worst), calls)
 
 

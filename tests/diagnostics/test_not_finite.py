@@ -102,7 +102,7 @@ def test_the_step_of_an_infinite_weight_is_no_step_of_nothing() -> None:
 
 
 def test_the_rank_of_finite_inputs_is_there_whatever_the_weights_are() -> None:
-    first, second = ad.diagnose(_spoilt(math.nan), X, None, bent, lr=0.1).rows
+    first = ad.diagnose(_spoilt(math.nan), X, None, bent, lr=0.1).rows[0]
     augmented = torch.cat([X, torch.ones(6, 1)], 1)
     assert first.rank == torch.linalg.matrix_rank(augmented).item()
     spoilt = X.clone()
