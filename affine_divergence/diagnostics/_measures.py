@@ -163,6 +163,7 @@ def summary(sums: RowSums, moved: Moved, lr: float) -> Summary:
     number = len(gg) if used is None else used.sum()
     mean = _sum_of(m, used) / number
     deviation = (_sum_of((m - mean).square_(), used) / number).sqrt()
+    up, dot = moved.dot > 0, _sum_of(moved.dot, used)
     return Summary(
         multiplier_p5=low,
         multiplier_median=median,
@@ -170,20 +171,15 @@ def summary(sums: RowSums, moved: Moved, lr: float) -> Summary:
         multiplier_mean=mean,
         multiplier_cv=deviation / mean.abs(),
         alignment_median=quantiles(_alignments(gg, moved), used, (0.5,))[0],
-        below_zero=_number_uphill(moved.dot, used) / number,
-        efficiency=efficiency(*(_sum_of(column, used) for column in (moved.dot, moved.square, gg))),
+        # A row that is not finite, as then the sum, goes neither up nor down: of such rows the share is not known, and 0 would be ideal.
+        below_zero=torch.where(dot.isfinite(), (up if used is None else up & used).sum().to(gg.dtype) / number, torch.nan),
+        efficiency=efficiency(dot, _sum_of(moved.square, used), _sum_of(gg, used)),
     )
 
 
 def efficiency(dot: Tensor, square: Tensor, gg: Tensor) -> Tensor:
     """Σ ⟨δz_i, g_i⟩ / (‖δZ‖ ‖g‖) of the sums over rows; NaN where nothing moves."""
     return (dot / (square.sqrt() * gg.sqrt())).clamp(-1.0, 1.0)  # in float32 that of one row came out as -1.0000000255
-
-
-def _number_uphill(dot: Tensor, used: Tensor | None) -> Tensor:
-    # A row that is not finite goes neither up nor down: a share among such rows is not known, as no quantile is. 0 would be the ideal.
-    up = torch.where(dot.isfinite(), (dot > 0).to(dot.dtype), torch.nan)
-    return _sum_of(up, used)
 
 
 def _without_masked(sums: RowSums, moved: Moved) -> tuple[Tensor, Moved, Tensor | None]:
