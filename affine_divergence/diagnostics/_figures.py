@@ -214,12 +214,16 @@ def _tick(value: float) -> str:
 
 
 def _apart(axes: Axes) -> Iterator[float]:
-    """0 and the powers of ten of a symmetric scale, from the largest down, as far as their numbers do not touch."""
+    """0 and the powers of ten of a symmetric scale, from the largest down, where their numbers do not touch; more where these are few."""
     low, high = axes.get_xlim()
     largest = math.ceil(math.log10(max(-low, high)))
-    powers = (sign * 10.0**power for power in range(largest, largest - 12, -1) for sign in (1, -1))
+    powers = [sign * 10.0**power for power in range(largest, largest - 12, -1) for sign in (1, -1)]
+    values = [value for value in (0.0, *powers) if low <= value <= high]
+    if len(values) < 2:
+        between = [factor * power for power in powers for factor in (2.0, 5.0)]
+        values += [value for value in (*between, float(f"{(low + high) / 2:.2g}")) if low <= value <= high]
     taken = dict[float, float]()
-    for value in (0.0, *(power for power in powers if low <= power <= high)):
+    for value in values:
         x, half = axes.transData.transform((value, 0.0))[0], 0.5 * _LETTER * axes.figure.dpi / 72 * (len(_tick(value)) + 2)
         if all(abs(x - other) >= half + width for other, width in taken.items()):
             taken[x] = half

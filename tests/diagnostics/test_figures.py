@@ -262,3 +262,16 @@ def test_names_beside_an_axis_are_cut_no_shorter_than_they_can_be_told_apart() -
         assert [name[:3] for name in names(axes_of(figure))] == ["…nc", "…ec"]
         assert axes_of(figure).get_position().width * figure.get_figwidth() > 5
     assert names(axes_of(multiplier_figure(made.diagnosis(rows=(made.row(long[0]),))))) == [f"…{long[0][-35:]}"]
+
+
+@pytest.mark.parametrize("multiplier", [(-3.0,), (-5.0, -50.0, -70.0), (-1e-12, 2e-12), (-1e30, 1e-3, 1e30)])
+def test_a_symmetric_scale_has_numbers_wherever_its_rows_lie(multiplier: tuple[float, ...]) -> None:
+    count = len(multiplier)
+    values = {"multiplier": multiplier, "alignment": (0.5,) * count, "gradient": (1.0,) * count}
+    axes = axes_of(figure := scatter_figure(made.samples(axes=(count,), index=tuple(range(count)), **values)))
+    figure.draw_without_rendering()
+    low, high = axes.get_xlim()
+    assert axes.get_xscale() == "symlog"
+    assert any(low <= tick <= high for tick in axes.get_xticks())
+    assert low < min(multiplier)
+    assert (max(multiplier) < 0) == (high < 0)
