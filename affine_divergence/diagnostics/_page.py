@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MULTIPLIERS = "Multiplier of the ideal update by layer, in the order of the calls. Bold: a verdict of look (amber) or broken (red)"
 ALIGNMENTS = "Median alignment by layer and step: 1 moves each row against its own gradient, below 0 moves it uphill"
-ROWS = "Rows of the worst layer of those whose rows were kept; extreme ones are named, by {}"
+ROWS = "Rows of the worst layer of those whose rows were kept; extreme ones are named by index: {}"
 
 
 def write_page(diagnoses: Sequence[Diagnosis], path: str | os.PathLike[str]) -> None:

@@ -120,11 +120,11 @@ def index_meaning(kind: str) -> str:
     if re.search(r"Conv(Transpose)?[123]d$", kind):
         axes = "image, group, then position in the layer's output"
     elif kind.endswith("Embedding"):
-        axes = "axes of the layer's input"
+        axes = "place along the axes of the layer's input"
     elif kind.endswith("Linear") or kind in ("Conv1D", "MultiheadAttention"):  # Conv1D: the linear layer of transformers' GPT-2
-        axes = "axes of the layer's input before the last"
+        axes = "place along the axes of the layer's input before the last"
     else:
-        axes = "axes of the layer's rows"
+        axes = "place along the axes of the layer's rows"
     return f"{axes}, counted from 0"
 
 

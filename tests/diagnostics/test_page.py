@@ -184,9 +184,12 @@ def test_the_page_says_what_each_column_of_its_table_is_and_each_correction(tmp_
 
 @pytest.mark.parametrize(
     ("kind", "axes"),
-    [("Linear", "axes of the layer's input before the last"), ("Conv2d", "image, group, then position in the layer's output")],
+    [
+        ("Linear", "place along the axes of the layer's input before the last"),
+        ("Conv2d", "image, group, then position in the layer's output"),
+    ],
 )
 def test_what_the_index_of_a_row_counts_stands_under_the_scatter_and_over_its_table(kind: str, axes: str, tmp_path: Path) -> None:
     text = said(read(tmp_path, made.diagnosis(rows=(made.row("head", type=kind),))))
-    assert f"extreme ones are named, by {axes}, counted from 0." in text
+    assert f"extreme ones are named by index: {axes}, counted from 0." in text
     assert f"head, call 0; row: {axes}, counted from 0" in text
