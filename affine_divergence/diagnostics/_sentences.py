@@ -13,6 +13,7 @@ from affine_divergence.diagnostics._tables import PLAIN, name_of, number, twinne
 K = TypeVar("K")
 V = TypeVar("V")
 _RESOLVED = 1e-5  # 100 times the rounding of float32
+_NOISE = 0.01  # of a realised change: above it two losses that should be one are no rounding
 _EXACT = 1e-3  # an error of a check above it that is none is of rounding: of a narrow dtype, or of a sum that is nothing else
 _NAMED = 8  # names in a line before the rest is counted
 _ASSUMED = "lr assumed"  # of what a diagnosis tells about itself: whether the learning rate is nobody's choice
@@ -139,7 +140,13 @@ def loss_line(diagnosis: Diagnosis) -> str | None:
         f"The step on the same batch: loss {loss.before:.5g} before, {loss.after:.5g} after. Change predicted to first order "
         f"{number(loss.predicted)}, realised {number(loss.realised)}{of}."
     )
-    if told and loss.realised * loss.predicted < 0:
+    noise = abs(loss.repeated - loss.before)  # NaN, where it was not asked for, is above nothing
+    if noise > max(_NOISE * abs(loss.realised), _RESOLVED * abs(loss.before)):
+        said += (
+            f" A second forward from the same beginning gave {loss.repeated:.5g}: something of the model or the loss is not had back "
+            "(numbers that no known generator draws, say), and realised changes are off by as much."
+        )
+    elif told and loss.realised * loss.predicted < 0:
         said += " The step is too long: the loss went the other way, whatever the verdicts, which are of the first order, say."
     return said
 

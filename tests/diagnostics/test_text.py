@@ -230,6 +230,14 @@ def test_text_needs_nothing_beyond_the_standard_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_loss_that_is_another_at_a_second_forward_is_told_and_blamed_on_no_step() -> None:
+    noisy = told(made.diagnosis(loss=LossChange(before=2.0, after=2.5, predicted=-3.0, realised=0.5, repeated=2.3)))
+    assert "A second forward from the same beginning gave 2.3" in noisy
+    assert "too long" not in noisy
+    same = made.diagnosis(loss=LossChange(before=2.0, after=1.5, predicted=-0.6, realised=-0.5, repeated=2.0 + 1e-6))
+    assert "A second forward" not in told(same)
+
+
 def test_a_step_that_raises_the_loss_that_it_was_to_lower_is_said_to_be_too_long() -> None:
     too_long = made.diagnosis(loss=LossChange(before=2.0, after=2.5, predicted=-3.0, realised=0.5))
     assert "The step is too long" in told(too_long)
