@@ -53,9 +53,9 @@ def test_a_share_of_the_parameters_is_told_as_measured() -> None:
 
 def test_calls_whose_gradient_never_came_are_told() -> None:
     coverage = (made.covered("fc", calls=3, fired=2), made.covered("head"))
-    assert "A gradient arrived for 2 of 3 calls: fc." in str(made.diagnosis(coverage=coverage))
+    assert "A gradient that adds to .grad arrived for 2 of 3 calls: fc." in str(made.diagnosis(coverage=coverage))
     alike = tuple(made.covered(name, calls=1, fired=0) for name in ("a", "dropped"))
-    assert "A gradient arrived for 0 of 1 call each: a, dropped." in str(made.diagnosis(coverage=alike))
+    assert "A gradient that adds to .grad arrived for 0 of 1 call each: a, dropped." in str(made.diagnosis(coverage=alike))
 
 
 def test_the_calls_are_sorted_worst_first() -> None:
