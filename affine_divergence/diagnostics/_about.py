@@ -1,9 +1,12 @@
 # What a diagnosis was made of and what was assumed, for whoever reads it later.
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+
+from affine_divergence.diagnostics._change import rate_of
 
 
 def about(
@@ -17,7 +20,7 @@ def about(
     loss_scale: float = 1.0,
 ) -> dict[str, Any]:
     """By plain values that JSON can hold; assumed: the optimiser and its rate were not given, inputs: d by layer."""
-    rates = sorted({float(group["lr"]) for group in optimizer.param_groups if "lr" in group})
+    rates = sorted({rate for group in optimizer.param_groups if not math.isnan(rate := rate_of(group))})
     return {
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ class Before:
         lr: dict[Parameter, float] = {}
         maximized = set()
         for group in optimizer.param_groups:
-            rate = float(group.get("lr", math.nan))
+            rate = rate_of(group)
             for parameter in group["params"]:
                 if parameter in wanted and parameter.requires_grad:
                     lr[parameter] = rate
@@ -76,6 +76,12 @@ class Before:
         parts = [norm(n - c) for n, c in zip(now.split(size), change.split(size), strict=True)]
         joined: Tensor = torch.linalg.vector_norm(torch.stack(parts))
         return joined
+
+
+def rate_of(group: Mapping[str, Any]) -> float:
+    """The learning rate of a group of an optimiser, NaN where it has none: no `lr`, or one that the optimiser makes at each step."""
+    rate = group.get("lr")
+    return math.nan if rate is None else float(rate)
 
 
 def norm(tensor: Tensor) -> Tensor:

@@ -136,6 +136,30 @@ def test_a_step_that_the_scaler_skipped_is_not_taken_for_one() -> None:
     assert len(steps) == 1
 
 
+@pytest.mark.parametrize("given", [{}, {"lr": None}], ids=["no rate", "a rate that is made at each step"])
+def test_a_group_without_a_learning_rate_has_no_multiplier_and_the_other_numbers_of_its_step(given: dict[str, Any]) -> None:
+    class Rateless(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(0.1 * parameter.grad)
+
+    torch.manual_seed(0)
+    model = Mlp()
+    twin = copy.deepcopy(model)
+    optimizer, of_twin = Rateless(model.parameters(), dict(given)), torch.optim.SGD(twin.parameters(), lr=0.1)
+    with ad.Monitor(model, optimizer, every=1) as monitor, ad.Monitor(twin, of_twin, every=1) as plain:
+        _step(model, optimizer)
+        _step(twin, of_twin)
+    assert monitor.last is not None
+    assert plain.last is not None
+    assert monitor.last.about["lr"] == []
+    for row, other in zip(monitor.last.rows, plain.last.rows, strict=True):
+        assert math.isnan(row.multiplier_median)
+        agree(row, {name: getattr(other, name) for name in ("alignment_median", "efficiency", "update_ratio", "interference")}, rel=1e-5)
+        assert row.verdict == other.verdict
+
+
 @pytest.mark.parametrize(("every", "wanted"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (100, [0])])
 def test_the_first_step_and_every_nth_after_it_is_logged(every: int, wanted: list[int]) -> None:
     model = Mlp()
