@@ -56,7 +56,12 @@ class Call:
 class Capture:
     """Watches the layers of a model while it is attached, and keeps calls while it listens."""
 
-    def __init__(self, found: Found, failed: Callable[[Exception], None] | None = None) -> None:
+    def __init__(
+        self,
+        found: Found,
+        failed: Callable[[Exception], None] | None = None,
+        dropped: Callable[[Layer], None] | None = None,
+    ) -> None:
         self.found = found
         self.listening = False
         self.calls: list[Call] = []
@@ -64,6 +69,7 @@ class Capture:
         self.unheard: dict[nn.Module, str] = {}  # how a module was called where nothing is learned
         self.aside: dict[Layer, str] = {}  # by what a gradient arrived that is not kept
         self._failed = failed
+        self._dropped = dropped  # told of a layer whose gradient was dropped before a step
         self._depth = depth()
         self._round = 0
         self._sequence = 0
@@ -177,6 +183,8 @@ class Capture:
         if stale and not any(part is not None and is_there(part.parameter.grad) for part in layer.parts):
             self.calls = [call for call in self.calls if call not in stale]
             self.forwards[layer] -= len(stale)
+            if self._dropped is not None:
+                self._dropped(layer)
 
 
 def learns(layer: Layer) -> bool:

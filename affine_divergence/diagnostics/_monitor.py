@@ -17,10 +17,12 @@ from affine_divergence.diagnostics._about import about
 from affine_divergence.diagnostics._capture import Capture
 from affine_divergence.diagnostics._change import Before
 from affine_divergence.diagnostics._file import append
-from affine_divergence.diagnostics._layers import find_layers
+from affine_divergence.diagnostics._layers import Layer, find_layers
 from affine_divergence.diagnostics._records import Diagnosis, Row
 from affine_divergence.diagnostics._stepped import stepped, without_autocast
 from affine_divergence.diagnostics._suspended import is_suspended
+from affine_divergence.diagnostics._unstepped import ENOUGH, Unstepped
+from affine_divergence.diagnostics._wrappers import held_by, runs_hooks, unwrapped
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -50,7 +52,8 @@ class Monitor:
 
     Args:
         model: the model that trains.
-        optimizer: its optimiser, or one of several; a monitor each.
+        optimizer: its optimiser, or one of several; a monitor each. Of a wrapper that holds it as `.optimizer` and runs no hooks, as
+            accelerate's, the one inside is taken.
         every: how many steps from one that is logged to the next.
         path: JSON lines are appended to this file, which `affine_divergence.diagnostics.load` reads.
         tracker: called as tracker(values, step) with a handful of aggregates, as those of
@@ -58,14 +61,16 @@ class Monitor:
         include: pattern of module names, or several; None is all.
         plain: also what the plain gradient implies, the interference and the self-check, at about two more passes of the layers.
         grad_scaler: the torch.amp.GradScaler, whose scale the captured gradients carry; without it a scale of 1 is assumed, and
-            multipliers would be off by the scale.
+            multipliers would be off by the scale. That of accelerate's optimizer is found.
 
     Attributes:
         last: the Diagnosis of the last step that was logged, None before. It has no loss and no counterfactual, and no ranks.
         steps: steps seen; those that are multiples of every are logged. Set it before attach to go on counting from a checkpoint.
+            A step that a scaler skips is none; where the optimizer skips it by itself (fused=True), this is asked at those alone that
+            would be logged, as asking holds up a GPU.
 
     Raises:
-        TypeError: an argument is not what it should be.
+        TypeError: an argument is not what it should be, or the optimizer is a wrapper that runs no hooks and shows none that does.
         ValueError: every is below 1, include fits nothing, the optimizer has none of the model's parameters or is LBFGS, or path is
             a folder or in none.
 
@@ -96,6 +101,9 @@ class Monitor:
         plain: bool = True,
         grad_scaler: Scaler | None = None,
     ) -> None:
+        _check_optimizer(optimizer)
+        optimizer, of_wrapper = unwrapped(optimizer)
+        grad_scaler = of_wrapper if grad_scaler is None else grad_scaler
         _check(model, optimizer, every, tracker, grad_scaler)
         if path is not None:
             _check_path(Path(path))
@@ -109,22 +117,28 @@ class Monitor:
         self._tracker = tracker
         self._plain = plain
         self._scaler = grad_scaler
-        self._capture = Capture(find_layers(self._model, include), failed=self._failed)
+        self._capture = Capture(find_layers(self._model, include), failed=self._failed, dropped=self._dropped)
         self._before: Before | None = None
+        self._skipped = False
+        self._unstepped = Unstepped()
         self._scale = 1.0
         self._shown = False
         self._entered = 0
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> Monitor:
-        """Begin to listen; once is enough."""
-        if not self._handles:
+        """Begin to listen; once is enough. An error leaves no hook."""
+        if self._handles:
+            return self
+        try:
             self._capture.attach()
-            self._capture.listening = self.steps % self.every == 0
-            self._handles = [
-                self._optimizer.register_step_pre_hook(self._before_step),
-                self._optimizer.register_step_post_hook(self._after_step),
-            ]
+            self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        except BaseException:
+            self.detach()
+            raise
+        self._unstepped.begin()
+        self._capture.listening = self.steps % self.every == 0
         return self
 
     def detach(self) -> None:
@@ -134,10 +148,12 @@ class Monitor:
         self._handles = []
         self._capture.detach()
         self._before = None
+        self._skipped = False
 
     def __enter__(self) -> Monitor:
+        self.attach()
         self._entered += 1
-        return self.attach()
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._entered -= 1
@@ -148,6 +164,9 @@ class Monitor:
         if torch.compiler.is_compiling() or not self._capture.listening or is_suspended():
             return
         try:
+            self._skipped = _is_skipped(optimizer)
+            if self._skipped:
+                return
             self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
             layers = [layer for site in self._capture.found.sites for layer in site.layers]
             self._before = Before.of(optimizer, {part.parameter for layer in layers for part in layer.parts if part is not None})
@@ -156,6 +175,10 @@ class Monitor:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or is_suspended():
+            return
+        self._unstepped.end()
+        if self._skipped:  # the next backward drops what was captured
+            self._skipped = False
             return
         try:
             if self._capture.listening and self._before is not None:
@@ -218,11 +241,15 @@ class Monitor:
         if self._shown:
             return
         self._shown = True
-        text = f"the diagnosis failed at step {self.steps} and training goes on; shown once: {type(error).__name__}: {error}"
-        try:
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-        except RuntimeWarning:  # warnings are errors here: not a reason to stop a training
-            print(f"affine_divergence: {text}", file=sys.stderr)
+        _warn(f"the diagnosis failed at step {self.steps} and training goes on; shown once: {type(error).__name__}: {error}")
+
+    def _dropped(self, layer: Layer) -> None:
+        if self._unstepped.dropped(layer):
+            _warn(
+                f"nothing is diagnosed: step() of {type(self._optimizer).__name__} was never called, while {ENOUGH} times parameters "
+                "changed and their gradient was dropped; give the Monitor the optimizer whose step() is called"
+                f"{held_by(self._optimizer)} (one that torch.compile compiled is not seen)"
+            )
 
 
 def aggregates(rows: Iterable[Row]) -> dict[str, float]:
@@ -246,6 +273,19 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(finite) if finite else math.nan
 
 
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:  # warnings are errors here: not a reason to stop a training
+        print(f"affine_divergence: {text}", file=sys.stderr)
+
+
+def _is_skipped(optimizer: Any) -> bool:
+    """Whether a GradScaler found that gradients are not finite and leaves it to the optimiser, as to a fused one, to do nothing."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
 def _check_path(path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"path must be a file to append to, {path} is a folder; name a file in it, as {path / 'diagnosis.jsonl'}")
@@ -253,11 +293,20 @@ def _check_path(path: Path) -> None:
         raise ValueError(f"path: there is no folder {path.parent} to write {path.name} in; make it first")
 
 
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; of a wrapper give the one inside")
+    inner, _ = unwrapped(optimizer)
+    if not runs_hooks(inner):
+        raise TypeError(
+            f"optimizer must run step hooks, {type(inner).__name__} was never initialised as a torch.optim.Optimizer and runs none; "
+            f"give the one inside whose step() it calls{held_by(inner)}"
+        )
+
+
 def _check(model: Any, optimizer: Any, every: Any, tracker: Any, grad_scaler: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; of a wrapper give the one inside")
     if isinstance(every, bool) or not isinstance(every, int):
         raise TypeError(f"every must be a whole number of steps, got {type(every).__name__}")
     if every < 1:

@@ -50,7 +50,7 @@ class MonitorCallback(TrainerCallback):
         return None if self._monitor is None else self._monitor.last
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, **kwargs: Any) -> None:
-        """Attach to the optimizer that torch knows, inside that of accelerate."""
+        """Attach, to the optimizer inside that of accelerate and with its gradient scaler."""
         self.detach()
         if not state.is_world_process_zero:
             return
@@ -62,16 +62,14 @@ class MonitorCallback(TrainerCallback):
             if self.tracker is not None:
                 self.tracker(values, counted)
 
-        inner, scaler = _unwrapped(optimizer)
         self._monitor = Monitor(
             model,
-            inner,
+            optimizer,
             self.every,
             path=self.path,
             tracker=track,
             include=self.include,
             plain=self.plain,
-            grad_scaler=scaler,
         )
         self._monitor.steps = state.global_step  # which a checkpoint has restored by now
         self._monitor.attach()
@@ -84,11 +82,3 @@ class MonitorCallback(TrainerCallback):
         """Take the Monitor's hooks off, if it is attached."""
         if self._monitor is not None:
             self._monitor.detach()
-
-
-def _unwrapped(optimizer: Any) -> tuple[Any, Any]:
-    # accelerate's optimizer calls the step of the one it holds; hooks of its own it does not run.
-    scaler = getattr(optimizer, "scaler", None)
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer, scaler

@@ -197,3 +197,165 @@ def test_an_optimiser_of_another_model_is_refused_or_told() -> None:
     model, other = Mlp(), Mlp()
     with pytest.raises(ValueError, match="optimizer"):
         ad.Monitor(model, sgd(other))
+
+
+class _Wrapper(torch.optim.Optimizer):
+    """An optimiser by type alone, as accelerate's: never initialised as one, it passes on to the one that it holds."""
+
+    def __init__(self, inner: torch.optim.Optimizer, name: str) -> None:
+        setattr(self, name, inner)
+        self.param_groups = inner.param_groups
+
+
+def test_a_wrapper_that_runs_no_hooks_is_refused_with_the_way_out() -> None:
+    model = Mlp()
+    with pytest.raises(TypeError, match=r"_Wrapper was never initialised.* give the one inside whose step\(\) it calls: optimizer\.base$"):
+        ad.Monitor(model, _Wrapper(sgd(model), "base"))
+    with pytest.raises(TypeError, match="_Wrapper was never initialised"):
+        ad.Monitor(model, _Wrapper(_Wrapper(sgd(model), "base"), "optimizer"))
+
+
+def test_of_a_wrapper_the_optimiser_inside_is_followed_and_of_one_with_hooks_itself() -> None:
+    model = Mlp()
+    inner = sgd(model)
+    with ad.Monitor(model, _Wrapper(_Wrapper(inner, "optimizer"), "optimizer"), every=1) as monitor:
+        _step(model, inner)
+    assert monitor.last is not None
+
+    class Outer(torch.optim.SGD):
+        optimizer = inner
+
+    outer = Outer(model.parameters(), lr=0.1)
+    with ad.Monitor(model, outer, every=1) as monitor:
+        _step(model, inner)
+        assert monitor.last is None
+        _step(model, outer)
+    assert monitor.last is not None
+
+
+def _hooks(model: nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
+
+
+@pytest.mark.parametrize("place", ["register_step_pre_hook", "register_step_post_hook"])
+def test_an_error_while_attaching_leaves_no_hook_and_a_later_attach_works(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    model = nn.Sequential(Mlp(), nn.MultiheadAttention(4, 2))
+    optimizer = sgd(model)
+    monitor = ad.Monitor(model, optimizer, every=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer, place, _fails)
+        with pytest.raises(ZeroDivisionError), monitor:
+            pass
+        assert _hooks(model) == len(optimizer._optimizer_step_pre_hooks) == len(optimizer._optimizer_step_post_hooks) == 0
+    with monitor:
+        _step(model[0], optimizer)
+    assert monitor.last is not None
+    assert _hooks(model) == 0
+
+
+class _Sam(torch.optim.Optimizer):
+    """Sharpness-aware minimisation as it is mostly written: two halves of a step, and a step() that nobody calls."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {"lr": 0.01})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=0.01)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["old"] = parameter.clone()
+            parameter.add_(0.05 * parameter.grad)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data = self.state[parameter]["old"]
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self, closure: Any = None) -> None:
+        raise AssertionError("not by this")
+
+
+def _by_halves(model: nn.Module, optimizer: _Sam, steps: int = 30) -> None:
+    for _ in range(steps):
+        for half in (optimizer.first_step, optimizer.second_step):
+            bent(model(X)).backward()
+            half()
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_an_optimiser_whose_step_nobody_calls_is_told_once(action: Any) -> None:
+    model = Mlp()
+    optimizer = _Sam(model)
+    with warnings.catch_warnings(record=action == "always") as seen:
+        warnings.simplefilter(action)
+        with ad.Monitor(model, optimizer, every=1) as monitor:
+            _by_halves(model, optimizer)
+    assert monitor.last is None
+    if action == "always":
+        assert seen is not None
+        (text,) = [str(warning.message) for warning in seen]
+        assert "step() of _Sam was never called" in text
+        assert "give the Monitor the optimizer whose step() is called: optimizer.base_optimizer" in text
+
+
+def test_of_an_optimiser_by_halves_the_base_optimiser_is_followed() -> None:
+    model = Mlp()
+    optimizer = _Sam(model)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with ad.Monitor(model, optimizer.base_optimizer, every=1) as monitor:
+            _by_halves(model, optimizer)
+    assert not seen
+    assert monitor.steps == 30
+    assert monitor.last is not None
+    assert [row.call for row in monitor.last.rows] == [0, 0]
+    assert all(check.ok for check in monitor.last.checks)
+
+
+def _accumulate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    bent(model(X)).backward()
+
+
+def _accumulate_while_weights_are_kept_to_a_norm(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    with torch.no_grad():  # as weights that are kept to a norm in each forward
+        for parameter in model.parameters():
+            parameter.mul_(1.0)
+    bent(model(X)).backward()
+
+
+def _look_at_inputs(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    bent(model(X)).backward()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("between", [_accumulate, _accumulate_while_weights_are_kept_to_a_norm, _look_at_inputs])
+def test_what_takes_long_before_a_step_is_not_taken_for_an_optimiser_that_nobody_calls(
+    between: Callable[[nn.Module, torch.optim.Optimizer], None],
+) -> None:
+    model = Mlp()
+    optimizer = sgd(model)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with ad.Monitor(model, optimizer, every=1) as monitor:
+            for _ in range(150):
+                between(model, optimizer)
+            _step(model, optimizer)
+    assert not seen
+    assert monitor.last is not None
+
+
+def test_an_optimiser_that_steps_in_turns_with_another_is_not_told_to_be_one_that_nobody_calls() -> None:
+    model = Mlp()
+    optimizer, other = sgd(model), sgd(model)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with ad.Monitor(model, optimizer, every=1) as monitor:
+            _step(model, optimizer)
+            for _ in range(30):
+                _step(model, other)
+    assert not seen
+    assert monitor.steps == 1

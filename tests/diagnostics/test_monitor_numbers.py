@@ -121,19 +121,47 @@ def test_a_loss_scale_that_the_scaler_tells_changes_no_number(scale: float) -> N
         agree(row, expected, rel=1e-4)
 
 
-def test_a_step_that_the_scaler_skipped_is_not_taken_for_one() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_a_step_that_the_scaler_skipped_is_not_taken_for_one(fused: bool, unscaled: bool) -> None:
+    torch.manual_seed(0)
     model = Mlp()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    optimizer = sgd(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
     steps: list[int] = []
-    with ad.Monitor(model, optimizer, every=1, grad_scaler=scaler, tracker=lambda values, step: steps.append(step)):
-        for bad in (True, False):
+    with ad.Monitor(model, optimizer, every=2, grad_scaler=scaler, tracker=lambda values, step: steps.append(step)) as monitor:
+        for bad in (True, False, False, True, False):
             optimizer.zero_grad()
             loss = bent(model(X))
             scaler.scale(loss * math.inf if bad else loss).backward()
+            if unscaled:
+                scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()
-    assert len(steps) == 1
+    assert steps == [0, 2]
+    assert monitor.steps == 3
+    assert monitor.last is not None
+    assert [(row.call, math.isfinite(row.multiplier_median)) for row in monitor.last.rows] == [(0, True), (0, True)]
+    assert all(check.ok for check in monitor.last.checks)
+
+
+def test_whether_a_fused_optimiser_skips_is_asked_at_the_steps_that_would_be_logged_alone() -> None:
+    class Asked(torch.optim.RMSprop):  # which itself does not ask
+        times = 0
+
+        @property
+        def found_inf(self) -> Tensor:
+            self.times += 1
+            return torch.tensor(0.0)
+
+    model = Mlp()
+    optimizer = Asked(model.parameters(), lr=0.1)
+    with ad.Monitor(model, optimizer, every=3) as monitor:
+        for _ in range(7):
+            _step(model, optimizer)
+    assert monitor.last is not None
+    assert monitor.last.step == 6
+    assert optimizer.times == 3
 
 
 @pytest.mark.parametrize("given", [{}, {"lr": None}], ids=["no rate", "a rate that is made at each step"])

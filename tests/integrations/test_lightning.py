@@ -190,6 +190,22 @@ def test_several_optimizers_are_refused_with_the_way_out() -> None:
         fit(module(optimizers=2), [MonitorCallback(1)])
 
 
+def test_a_monitor_for_each_of_several_optimizers_takes_what_lightning_wraps_them_in() -> None:
+    class Alternating(type(module(optimizers=2))):  # type: ignore[misc]
+        def on_train_start(self) -> None:
+            self.monitors = [Monitor(self, optimizer, 1).attach() for optimizer in self.optimizers()]
+
+        def training_step(self, batch: Any, index: int) -> None:
+            optimizer = self.optimizers()[index % 2]
+            optimizer.zero_grad()
+            self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
+            optimizer.step()
+
+    fit(model := Alternating(), [])
+    assert [monitor.steps for monitor in model.monitors] == [3, 2]
+    assert all(len(monitor.last.rows) == 2 for monitor in model.monitors)
+
+
 def test_the_trainer_of_the_package_pytorch_lightning_takes_it_too() -> None:
     fit(module(pytorch_lightning.LightningModule), [callback := MonitorCallback(1)], pytorch_lightning.Trainer)
     assert callback.last is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -125,6 +126,21 @@ def test_the_gradient_scaler_inside_accelerates_optimizer_changes_no_number() ->
     for a, b in zip(found[0].rows, found[1].rows, strict=True):
         assert a.multiplier_median == pytest.approx(b.multiplier_median, rel=1e-4)
         assert a.alignment_median == pytest.approx(b.alignment_median, rel=1e-4)
+
+
+def test_a_monitor_of_what_accelerate_prepared_is_one_of_what_is_inside() -> None:
+    x, labels = (torch.stack([row[name] for row in rows()[:ROWS]]) for name in ("x", "labels"))
+    model, twin = Net(), Net()
+    of_twin = torch.optim.SGD(twin.parameters(), lr=0.1)
+    prepared, optimizer = Accelerator(cpu=True).prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with Monitor(prepared, optimizer, 1) as monitor, Monitor(twin, of_twin, 1) as plain:
+        for net, of_net in ((prepared, optimizer), (twin, of_twin)):
+            net(x, labels)["loss"].backward()
+            of_net.step()
+    assert monitor.last is not None
+    assert plain.last is not None
+    assert monitor.last.rows == plain.last.rows
+    assert hooks(model) == 0
 
 
 def test_log_false_leaves_the_history_alone(tmp_path: Path) -> None:
