@@ -23,6 +23,7 @@ from affine_divergence.diagnostics._restoring import Beginning, untouched
 from affine_divergence.diagnostics._samples import KEPT
 from affine_divergence.diagnostics._stepped import stepped, without_autocast
 from affine_divergence.diagnostics._suspended import suspended
+from affine_divergence.diagnostics._wrappers import unwrapped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,7 +100,8 @@ def diagnose(
     found, training, assumed = find_layers(model, include), model.training, optimizer is None and lr is None
     if optimizer is None:
         optimizer = torch.optim.SGD(_learning(model), lr=1.0 if lr is None else lr)
-    elif not {p for group in optimizer.param_groups for p in group["params"]} & set(model.parameters()):
+    optimizer, _ = unwrapped(optimizer)
+    if not {p for group in optimizer.param_groups for p in group["params"]} & set(model.parameters()):
         raise ValueError("optimizer has none of the model's parameters; build it from model.parameters()")
     with _ONE_AT_A_TIME, suspended(), _eager(), untouched(model, optimizer, loss_fn) as beginning, torch.enable_grad():
         batch = _Batch(model, inputs, targets, loss_fn, beginning)

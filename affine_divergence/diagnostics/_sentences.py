@@ -79,7 +79,8 @@ def coverage_lines(diagnosis: Diagnosis) -> list[str]:
     late = [one for one in diagnosis.coverage if one.fired != one.calls]
     for (calls, fired), ones in _grouped(((one.calls, one.fired), one) for one in late).items():
         each = " each" if len(ones) > 1 else ""
-        lines.append(f"A gradient that adds to .grad arrived for {fired} of {_counted(calls, 'call')}{each}: {_names([one.module for one in ones])}.")
+        of = f"{fired} of {_counted(calls, 'call')}{each}"
+        lines.append(f"A gradient that adds to .grad arrived for {of}: {_names([one.module for one in ones])}.")
     if skipped:
         below = [f"  {reason}: {'; '.join(_of_types(ones))}." for reason, ones in _grouped((one.reason, one) for one in skipped).items()]
         starred = "; * is any number, in brackets how many they are" if any("*" in line for line in below) else ""

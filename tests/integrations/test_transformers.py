@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Trainer, TrainerState, TrainingArguments
 
-from affine_divergence import Monitor
+from affine_divergence import Monitor, diagnose
 from affine_divergence.diagnostics import load
 from affine_divergence.integrations.transformers import MonitorCallback
 
@@ -141,6 +141,17 @@ def test_a_monitor_of_what_accelerate_prepared_is_one_of_what_is_inside() -> Non
     assert plain.last is not None
     assert monitor.last.rows == plain.last.rows
     assert hooks(model) == 0
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_diagnosis_of_a_wrapped_optimiser_is_that_of_the_one_inside(scaled: bool) -> None:
+    x, labels = (torch.stack([row[name] for row in rows()[:ROWS]]) for name in ("x", "labels"))
+    model = Net()
+    inside = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
+    wrapped = diagnose(model, (x, labels), optimizer=AcceleratedOptimizer(inside, scaler=scaler))
+    plain = diagnose(model, (x, labels), optimizer=inside)
+    assert (wrapped.rows, wrapped.loss, wrapped.about) == (plain.rows, plain.loss, plain.about)
 
 
 def test_log_false_leaves_the_history_alone(tmp_path: Path) -> None:
