@@ -3,13 +3,14 @@
 # Only a call whose gradient arrives is kept; until then the graph alone holds what was seen of it, and drops it with itself.
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from affine_divergence.diagnostics._cleared import cleared
 from affine_divergence.diagnostics._hooks import AfterHook, BeforeHook, LayerHook, Watch
 from affine_divergence.diagnostics._layers import Found, Layer
 from affine_divergence.diagnostics._suspended import depth
@@ -25,24 +26,27 @@ ADDS_NOTHING = (
     "called, and a gradient arrived by a pass that does not add to .grad, as torch.autograd.grad, which is not captured: "
     "use loss.backward()"
 )
+CLEARED = "called, and the gradient that arrived was cleared before the step, as by zero_grad()"
 DIFFERENTIABLE = "called, and a gradient arrived by a pass with create_graph=True, which is not captured: use a loss.backward() without it"
 
 
 class Call:
     """One call of a layer: its input, ∂L/∂z, and what tells whether they still are what they were."""
 
-    __slots__ = ("_versions", "g", "layer", "options", "round", "sequence", "task", "x")
+    __slots__ = ("_versions", "counted", "g", "inside", "layer", "options", "passed", "round", "sequence", "x")
 
     def __init__(self, layer: Layer, x: Tensor, options: Sequence[Any], round_: int, sequence: int) -> None:
         self.layer, self.x, self.options, self.round, self.sequence = layer, x.detach(), options, round_, sequence
         self.g: Tensor | None = None
-        self.task = -1
+        self.passed = -1  # the last backward by which a gradient arrived
+        self.inside = torch._C._current_graph_task_id()  # the backward that it was made in, as recomputed for a checkpoint, or -1
+        self.counted = False  # among the forward calls
         self._versions: tuple[int | None, int | None] = (_version(x), None)
 
-    def arrive(self, g: Tensor, task: int) -> None:
+    def arrive(self, g: Tensor, passed: int) -> None:
         """A gradient at the output; several of one call, as of two losses, are one sum."""
         self.g = g if self.g is None else self.g + g
-        self.task = task
+        self.passed = passed
         self._versions = (self._versions[0], _version(self.g))
 
     def changed(self) -> str | None:
@@ -64,7 +68,6 @@ class Capture:
     ) -> None:
         self.found = found
         self.listening = False
-        self.calls: list[Call] = []
         self.forwards: Counter[Layer] = Counter()
         self.unheard: dict[nn.Module, str] = {}  # how a module was called where nothing is learned
         self.aside: dict[Layer, str] = {}  # by what a gradient arrived that is not kept
@@ -73,6 +76,10 @@ class Capture:
         self._depth = depth()
         self._round = 0
         self._sequence = 0
+        self._kept: dict[Layer, list[Call]] = defaultdict(list)
+        self._sharing: dict[Layer, list[Layer]] = {}  # of each layer those that have a parameter of its, itself too
+        self._passed: dict[Layer, int] = {}  # the last backward that reached a layer
+        self._outer: dict[int, int] = {}  # the one that a backward inside another belongs to
         self._handles: list[RemovableHandle] = []
         self._watches: list[Watch] = []
 
@@ -80,6 +87,7 @@ class Capture:
         """Register the hooks, once."""
         if self._handles:
             return
+        self._sharing = _sharing([layer for site in self.found.sites for layer in site.layers])
         for site in self.found.sites:
             if isinstance(site.module, nn.MultiheadAttention):
                 watch = Watch(self, site)
@@ -109,12 +117,24 @@ class Capture:
 
     def drop(self) -> None:
         """Forget all calls, also those whose gradient is still to come."""
-        self.calls.clear()
+        self._kept.clear()
         self.forwards.clear()
         self.unheard.clear()
         self.aside.clear()
         self._round += 1
         self._sequence = 0
+        self._passed.clear()
+        self._outer.clear()
+
+    def settle(self, parameters: Container[nn.Parameter]) -> None:
+        """Before a step that changes these parameters: what was cleared since it arrived has no part in it."""
+        stepped = [call for call in self.calls if any(part is not None and part.parameter in parameters for part in call.layer.parts)]
+        self._forget(cleared(stepped))
+
+    @property
+    def calls(self) -> list[Call]:
+        """Those that a gradient arrived for."""
+        return [call for of_layer in self._kept.values() for call in of_layer]
 
     def in_order(self) -> list[Call]:
         """The calls as they were made."""
@@ -136,20 +156,20 @@ class Capture:
         """A layer, or several whose outputs lie side by side in z, was called."""
         if not isinstance(z, torch.Tensor) or not z.requires_grad:
             return
-        in_backward = torch._C._current_graph_task_id() != -1  # recomputed for a checkpoint: counted if its gradient comes
         calls = []
         for layer, columns in parts:
             if not learns(layer):
                 continue
-            calls.append((Call(layer, x, options, self._round, self._sequence), columns))
+            call = Call(layer, x, options, self._round, self._sequence)
+            calls.append((call, columns))
             self._sequence += 1
-            if not in_backward:
-                self.forwards[layer] += 1
+            if call.inside == -1:  # a recomputed one counts when its gradient comes
+                self._count(call)
 
         def arrived(g: Tensor) -> None:
             try:
                 for call, columns in calls:
-                    self._arrived(call, g.detach() if columns is None else g.detach()[..., columns], g.requires_grad, in_backward)
+                    self._arrived(call, g.detach() if columns is None else g.detach()[..., columns], g.requires_grad)
             except Exception as error:
                 self.fail(error)
 
@@ -162,39 +182,64 @@ class Capture:
             raise error
         self._failed(error)
 
-    def _arrived(self, call: Call, g: Tensor, differentiable: bool, recomputed: bool) -> None:
+    def _arrived(self, call: Call, g: Tensor, differentiable: bool) -> None:
         if call.round != self._round or not self.listening:
             return
         # A pass with create_graph is differentiated again; what it adds to the parameters comes with the second pass.
         if differentiable or not _adds_up(call.layer):
             self.aside[call.layer] = DIFFERENTIABLE if differentiable else ADDS_NOTHING
             return
-        task = torch._C._current_graph_task_id()
+        present = self._pass_of(call)
+        if self._passed.get(call.layer) != present:  # .grad has nothing of it yet: what it lacks of earlier ones was cleared
+            self._passed[call.layer] = present
+            self._drop(cleared(c for layer in self._sharing[call.layer] for c in self._kept[layer] if c.passed != present))
         if call.g is None:
-            self._drop_zeroed(call.layer, task)
-            self.calls.append(call)
-            if recomputed:
-                self.forwards[call.layer] += 1
-        call.arrive(g, task)
+            self._kept[call.layer].append(call)
+            self._count(call)
+        call.arrive(g, present)
 
-    def _drop_zeroed(self, layer: Layer, task: int) -> None:
-        # What earlier passes left in .grad was dropped before this one: they have no part in the step that follows.
-        stale = [call for call in self.calls if call.layer is layer and call.task != task]
-        if stale and not any(part is not None and is_there(part.parameter.grad) for part in layer.parts):
-            self.calls = [call for call in self.calls if call not in stale]
-            self.forwards[layer] -= len(stale)
-            if self._dropped is not None:
+    def _pass_of(self, call: Call) -> int:
+        """The backward that runs, or where that is one of a recomputed part inside another, the outermost."""
+        task = torch._C._current_graph_task_id()
+        if call.inside not in (-1, task):
+            self._outer[task] = self._outer.get(call.inside, call.inside)
+        return self._outer.get(task, task)
+
+    def _count(self, call: Call) -> None:
+        if not call.counted:
+            call.counted = True
+            self.forwards[call.layer] += 1
+
+    def _drop(self, calls: Sequence[Call]) -> None:
+        """Forget calls whose gradient was dropped before another backward."""
+        self._forget(calls)
+        if self._dropped is not None:
+            for layer in {call.layer: None for call in calls}:
                 self._dropped(layer)
+
+    def _forget(self, calls: Sequence[Call]) -> None:
+        """As if no gradient had arrived; one that arrives later, by the same graph, is the first."""
+        for call in calls:
+            call.g = None
+            call.counted = False
+            self.forwards[call.layer] -= 1
+            self._kept[call.layer].remove(call)
+            self.aside[call.layer] = CLEARED
+
+
+def _sharing(layers: Sequence[Layer]) -> dict[Layer, list[Layer]]:
+    by_parameter: dict[nn.Parameter, list[Layer]] = defaultdict(list)
+    for layer in layers:
+        for part in layer.parts:
+            if part is not None:
+                by_parameter[part.parameter].append(layer)
+    parameters = {layer: [part.parameter for part in layer.parts if part is not None] for layer in layers}
+    return {layer: list({layer: None} | {other: None for p in parameters[layer] for other in by_parameter[p]}) for layer in layers}
 
 
 def learns(layer: Layer) -> bool:
     """Whether anything of it is to be learned."""
     return any(part is not None and part.parameter.requires_grad for part in layer.parts)
-
-
-def is_there(gradient: Tensor | None) -> bool:
-    """Whether it is one that is not zeros, as zero_grad(set_to_none=False) leaves."""
-    return gradient is not None and (gradient.is_sparse or bool(gradient.any()))
 
 
 def _adds_up(layer: Layer) -> bool:

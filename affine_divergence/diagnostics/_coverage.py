@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from affine_divergence.diagnostics._capture import WITHOUT_GRADIENTS, is_there
+from affine_divergence.diagnostics._capture import WITHOUT_GRADIENTS
+from affine_divergence.diagnostics._cleared import is_there
 from affine_divergence.diagnostics._layers import PARAMETRISED
 from affine_divergence.diagnostics._records import Coverage
 
@@ -114,8 +115,10 @@ def _why_silent(
     parts = {name: part for name, part in zip(("weight", "bias"), layer.parts, strict=True) if part is not None}
     if not any(part.parameter.requires_grad for part in parts.values()):
         return "frozen: neither weight nor bias learns"
+    if layer in capture.aside:
+        return capture.aside[layer]
     if capture.forwards[layer]:
-        return capture.aside.get(layer, "called, but no gradient arrived at its output")
+        return "called, but no gradient arrived at its output"
     unheard = capture.unheard.get(layer.module, "")
     owners = {name: elsewhere[_held(part)] for name, part in parts.items() if _held(part) in elsewhere}
     unowned = [part.parameter for name, part in parts.items() if name not in owners]

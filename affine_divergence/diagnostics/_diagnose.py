@@ -115,6 +115,7 @@ def diagnose(
                 capture.listening = False
                 had = {p: p.grad.detach().clone() for p in beginning.parameters if p.grad is not None}
                 before = Before.of(optimizer, beginning.values, beginning.values, assumed=assumed)
+                capture.settle(before.values)
                 _step(optimizer, batch)
                 _drop_gradients(had)
             del loss  # with the hooks in its graph, that hold what was captured

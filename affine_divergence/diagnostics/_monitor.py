@@ -170,6 +170,7 @@ class Monitor:
             self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
             layers = [layer for site in self._capture.found.sites for layer in site.layers]
             self._before = Before.of(optimizer, {part.parameter for layer in layers for part in layer.parts if part is not None})
+            self._capture.settle(self._before.values)
         except Exception as error:
             self._failed(error)
 

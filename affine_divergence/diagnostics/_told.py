@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from affine_divergence.diagnostics._capture import Call
 from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._layers import Layer, Part
 from affine_divergence.diagnostics._maps import ConvMap, EmbeddingMap, LinearMap, ScaledMap
@@ -18,6 +17,8 @@ from affine_divergence.functional._rows import wide_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from affine_divergence.diagnostics._capture import Call
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def told(calls: Iterable[Call], before: Before, loss_scale: float = 1.0) -> tupl
             failed[layer.name] = "its weight is to maximise the loss and its bias to minimise it, or the reverse"
             continue
         sign = -1.0 if True in signs else 1.0
-        rows = _rows(call, sign / loss_scale)
+        rows = rows_of_call(call, sign / loss_scale)
         assert call.g is not None
         eps = torch.finfo(call.g.dtype).eps
         ready.append(Told(layer, number, rows, needed, weight.of(weight.parameter.detach()).to(rows.g.dtype), eps))
@@ -100,7 +101,8 @@ def _changes(part: Part | None, before: Before) -> bool:
     return part is not None and part.parameter in before.values
 
 
-def _rows(call: Call, factor: float) -> Rows:
+def rows_of_call(call: Call, factor: float = 1.0) -> Rows:
+    """The rows of a call, its gradients times a factor."""
     layer, x, g = call.layer, call.x, call.g
     assert g is not None
     assert layer.weight is not None
