@@ -1,7 +1,7 @@
 # The coverage: which layers were measured, and why the others were not.
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,20 +40,26 @@ def coverage(
     the parameters. compiled: the whole model is.
     """
     modules = dict(model.named_modules())
+    present = set(modules.values())
     compiled_modules = set(model.modules()) if compiled else _compiled(model)
     fired = Counter(call.layer for call in capture.calls)
     elsewhere = _by_part([layer for site in capture.found.sites for layer in site.layers if fired[layer]], measured)
-    lines: dict[str, list[_Line]] = {}
+    lines = _new(modules, capture)
     for name, (module, reason) in capture.found.skipped.items():
-        lines[name] = [_skipped(name, type(module).__name__, reason, [(p, None) for p in module.parameters(recurse=False)])]
+        if module in present:
+            lines[name].append(_skipped(name, type(module).__name__, reason, _own(module)))
+        elif not lines[name]:
+            lines[name].append(_skipped(name, type(module).__name__, _REPLACED if name in modules else _GONE, ()))
     for site in capture.found.sites:
-        lines[site.name] = []
+        here = site.module in present
+        if not here and lines[site.name] and not any(fired[layer] for layer in site.layers):
+            continue
         for layer in site.layers:
             calls, arrived = capture.forwards[layer], fired[layer]
             reason = failed.get(layer.name, "")
             if not reason and not arrived:
-                replaced = modules.get(site.name) is not site.module
-                reason = _REPLACED if replaced else _why_silent(layer, capture, elsewhere, had, site.module in compiled_modules)
+                silent = _why_silent(layer, capture, elsewhere, had, site.module in compiled_modules)
+                reason = silent if here else _REPLACED if site.name in modules else _GONE
             one = Coverage(
                 module=layer.name,
                 type=layer.type,
@@ -63,9 +69,28 @@ def coverage(
                 calls=calls,
                 fired=arrived,
             )
-            lines[site.name].append(_Line(one, [_held(part) for part in layer.parts if part is not None]))
-        lines[site.name] += _of_no_layer(site)
+            holds = [_held(part) for part in layer.parts if part is not None] if here else ()
+            lines[site.name].append(_Line(one, holds))
+        if here:
+            lines[site.name] += _of_no_layer(site)
     return _counted([line for name in (*modules, *(lines.keys() - modules.keys())) for line in lines.get(name, ())])
+
+
+def _new(modules: Mapping[str, nn.Module], capture: Capture) -> dict[str, list[_Line]]:
+    """By name, what has parameters and was not in the model, or had none, when the layers were found."""
+    sites, skipped = capture.found.sites, capture.found.skipped
+    known = {module for module, _ in skipped.values()} | {site.module for site in sites}
+    known |= {part.module for site in sites for layer in site.layers for part in (layer.weight, layer.bias) if part is not None}
+    names = skipped.keys() | {site.name for site in sites} | {layer.name for site in sites for layer in site.layers}
+    lines: dict[str, list[_Line]] = defaultdict(list)
+    for name, module in modules.items():
+        if module not in known and (own := _own(module)):
+            lines[name].append(_skipped(name, type(module).__name__, _REPLACED if name in names else _ADDED, own))
+    return lines
+
+
+def _own(module: nn.Module) -> list[Held]:
+    return [(p, None) for p in module.parameters(recurse=False)]
 
 
 def _counted(lines: Sequence[_Line]) -> list[Coverage]:
@@ -105,6 +130,8 @@ def _by_part(fired: Iterable[Layer], measured: Set[str]) -> dict[Held, _Owner]:
 
 
 _REPLACED = "another module has taken its place: begin anew to see that one"
+_ADDED = "added after this began to listen: begin anew to see it"
+_GONE = "no longer in the model"
 
 
 def _why_silent(

@@ -4,6 +4,7 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,82 @@ def test_a_module_that_another_has_taken_the_place_of_is_told() -> None:
     assert status == "skipped"
     assert "another module has taken its place" in reason
     assert statuses(monitor.last)["second"] == ("measured", "")
+
+
+def _add(model: nn.Module) -> list[nn.Module]:
+    model.add_module("third", nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6)).double())
+    model.second.register_module("adapter", nn.Linear(4, 2, bias=False).double())
+    return [*model.third, model.second.adapter]
+
+
+def _replace(model: nn.Module) -> list[nn.Module]:
+    model.first, model.act, model.norm = nn.Linear(5, 7).double(), nn.PReLU().double(), nn.BatchNorm1d(4).double()
+    return [model.first, model.act, model.norm]
+
+
+def _wrap(model: nn.Module) -> list[nn.Module]:
+    model.first = nn.Sequential(nn.Linear(5, 5).double(), model.first)
+    return [model.first[0]]
+
+
+def _take_away(model: nn.Module) -> list[nn.Module]:
+    del model.norm
+    model.second = nn.Identity()
+    return []
+
+
+_NEW = "added after this began to listen: begin anew to see it"
+_OTHER = "another module has taken its place: begin anew to see that one"
+CHANGES = {
+    _add: {"third.0": _NEW, "third.1": _NEW, "second.adapter": _NEW},
+    _replace: {"first": _OTHER, "act": _NEW, "norm": _OTHER},
+    _wrap: {"first.0": _NEW},
+    _take_away: {"norm": "no longer in the model", "second": _OTHER},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))
+def test_what_comes_into_a_model_or_goes_is_listed_and_counted(change: Callable[[nn.Module], list[nn.Module]]) -> None:
+    model = Mlp().double()
+    model.norm = nn.BatchNorm1d(4).double()  # not called
+    optimizer = sgd(model)
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        _step(model, optimizer)
+        before = {line.module: line.reason for line in monitor.last.coverage}
+        for module in change(model):
+            optimizer.add_param_group({"params": list(module.parameters())})
+        _step(model, optimizer)
+    found = monitor.last.coverage
+    reasons = {line.module: line.reason for line in found}
+    assert len(reasons) == len(found)
+    assert {name: reason for name, reason in reasons.items() if reason != before.get(name)} == CHANGES[change]
+    assert sum(line.parameters - line.shared for line in found) == sum(p.numel() for p in model.parameters())
+    measured = {name for name, (status, _) in statuses(monitor.last).items() if status == "measured"}
+    assert measured == {"first", "second"} - {name for name, reason in CHANGES[change].items() if reason == _OTHER}
+
+
+def test_an_attention_that_is_replaced_is_listed_and_counted_once() -> None:
+    model = _Attends().double()
+    optimizer = sgd(model)
+    x = rows(2, 3, 4)
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        model.attention = _Attends().double().attention
+        optimizer.add_param_group({"params": list(model.attention.parameters())})
+        _step(model, optimizer, x)
+    assert statuses(monitor.last) == {name: ("skipped", _OTHER) for name in ("attention", "attention.out_proj")}
+    assert sum(line.parameters for line in monitor.last.coverage) == sum(p.numel() for p in model.parameters())
+
+
+def test_a_module_that_is_replaced_between_forward_and_step_has_its_rows_and_the_new_one_a_line() -> None:
+    model = Mlp().double()
+    optimizer = sgd(model)
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        bent(model(X)).backward()
+        model.first = nn.Linear(5, 9).double()
+        optimizer.step()
+    lines = [(line.module, line.status, line.reason, line.parameters) for line in monitor.last.coverage]
+    assert lines == [("first", "skipped", _OTHER, 54), ("first", "measured", "", 0), ("second", "measured", "", 32)]
+    assert [row.module for row in monitor.last.rows] == ["first", "second"]
 
 
 def test_a_bias_that_is_taken_away_is_not_counted_any_more() -> None:
