@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from affine_divergence.diagnostics import _faults
+
 torch.set_num_threads(1)
 
 # A shell ignores the interruption for what it starts in the background, and so would all that tests start and interrupt.
@@ -30,6 +32,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _seeded() -> None:
     # A test alone draws what it draws in the whole run; not by the seeds that tests themselves take, or two draws would be one.
     torch.manual_seed(20251222)
+
+
+@pytest.fixture
+def faults_told() -> None:
+    """Faults of a diagnosis in one layer are told in its coverage, as users have it; else a test fails by them."""
+
+
+@pytest.fixture(autouse=True)
+def _faults_raised(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "faults_told" not in request.fixturenames:
+        monkeypatch.setattr(_faults, "unforeseen", _raised)
+
+
+def _raised(error: Exception) -> str:
+    raise error
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from affine_divergence.diagnostics._cleared import cleared
+from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._hooks import AfterHook, BeforeHook, LayerHook, Watch
 from affine_divergence.diagnostics._layers import Found, Layer
 from affine_divergence.diagnostics._suspended import depth
@@ -71,6 +72,7 @@ class Capture:
         self.forwards: Counter[Layer] = Counter()
         self.unheard: dict[nn.Module, str] = {}  # how a module was called where nothing is learned
         self.aside: dict[Layer, str] = {}  # by what a gradient arrived that is not kept
+        self.faults: dict[Layer, str] = {}  # what went wrong with one
         self._failed = failed
         self._dropped = dropped  # told of a layer whose gradient was dropped before a step
         self._depth = depth()
@@ -121,6 +123,7 @@ class Capture:
         self.forwards.clear()
         self.unheard.clear()
         self.aside.clear()
+        self.faults.clear()
         self._round += 1
         self._sequence = 0
         self._passed.clear()
@@ -171,19 +174,21 @@ class Capture:
                 for call, columns in calls:
                     self._arrived(call, g.detach() if columns is None else g.detach()[..., columns], g.requires_grad)
             except Exception as error:
-                self.fail(error)
+                self.fail(error, [call.layer for call, _ in calls])
 
         if calls:
             z.register_hook(arrived)
 
-    def fail(self, error: Exception) -> None:
-        """Hand on what went wrong, or raise it."""
-        if self._failed is None:
-            raise error
-        self._failed(error)
+    def fail(self, error: Exception, layers: Sequence[Layer]) -> None:
+        """Hand on what went wrong; of these layers nothing is told in this step but that."""
+        if self._failed is not None:
+            self._failed(error)
+        for layer in layers:
+            self.faults[layer] = reason_of(error)
+            self._kept.pop(layer, None)
 
     def _arrived(self, call: Call, g: Tensor, differentiable: bool) -> None:
-        if call.round != self._round or not self.listening:
+        if call.round != self._round or not self.listening or call.layer in self.faults:
             return
         # A pass with create_graph is differentiated again; what it adds to the parameters comes with the second pass.
         if differentiable or not _adds_up(call.layer):

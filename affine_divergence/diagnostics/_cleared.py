@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._told import rows_of_call
 
 if TYPE_CHECKING:
@@ -38,8 +39,16 @@ def _is_cleared(layer: Layer, calls: list[Call]) -> bool:
     return all(gradient is None for gradient in gradients) or _add_up_to_something(layer, calls)
 
 
-@torch.no_grad()
 def _add_up_to_something(layer: Layer, calls: list[Call]) -> bool:
+    try:
+        return any(bool(total.any()) for total in _sums(layer, calls))
+    except Exception as error:  # the same that is its reason when it is told
+        reason_of(error)
+        return False
+
+
+@torch.no_grad()
+def _sums(layer: Layer, calls: list[Call]) -> list[Tensor]:
     sums: list[Tensor | None] = [None, None]
     for call in calls:
         assert call.g is not None
@@ -52,4 +61,4 @@ def _add_up_to_something(layer: Layer, calls: list[Call]) -> bool:
                 before = sums[place]
                 sums[place] = gradient if before is None else before + gradient
     narrow = min((call.g.dtype for call in calls if call.g is not None), key=lambda dtype: torch.finfo(dtype).bits)
-    return any(bool(total.to(narrow).any()) for total in sums if total is not None)  # what vanishes in the dtype it arrived in was 0
+    return [total.to(narrow) for total in sums if total is not None]  # what vanishes in the dtype in which it arrived was 0

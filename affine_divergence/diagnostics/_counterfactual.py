@@ -13,11 +13,12 @@ import torch
 
 from affine_divergence.diagnostics._batch_rows import batch_gradients
 from affine_divergence.diagnostics._change import Before, Parameter, norm
+from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._gradients import Gradients, inner_product, total
 from affine_divergence.diagnostics._maps import AffineMap, ConvMap, EmbeddingMap, LinearMap, Pair, SampleMap, ScaledMap
 from affine_divergence.diagnostics._measures import SUMMARY, interference, row_sums, summary
 from affine_divergence.diagnostics._records import Counterfactual, Step
-from affine_divergence.diagnostics._told import Told
+from affine_divergence.diagnostics._told import Told, families
 from affine_divergence.diagnostics._transfer import transferred
 from affine_divergence.functional._rows import DEFAULT_EPS
 from affine_divergence.functional._scale import affine_like, norm_like
@@ -41,13 +42,28 @@ def counterfactuals(calls: Sequence[Told]) -> tuple[list[Counterfactual], dict[s
     for kind in KINDS:
         maps = [_map(one, kind) for one in calls]
         ready = [replace(one, rows=replace(one.rows, map=map_)) for one, map_ in zip(calls, maps, strict=True) if not isinstance(map_, str)]
-        gradients = total(ready, lambda one, kind=kind: _gradients(one, kind))  # type: ignore[misc]
+        gradients: Gradients = {}
+        numbers: dict[int, list[Tensor]] = {}
+        reasons = {id(one.rows.g): map_ for one, map_ in zip(calls, maps, strict=True) if isinstance(map_, str)}
+        for family in families(ready):
+            try:
+                of_family, of_calls = _of_kind(family, kind)
+            except Exception as error:
+                reasons |= dict.fromkeys((id(one.rows.g) for one in family), reason_of(error))
+            else:
+                gradients |= of_family
+                numbers |= zip([id(one.rows.g) for one in family], of_calls, strict=True)
         if kind in _GRADIENT_ONLY:
             directions[kind] = gradients
-        found = dict(zip([id(one.rows.g) for one in ready], transferred([_numbers(one, gradients, kind) for one in ready]), strict=True))
-        for one, map_ in zip(calls, maps, strict=True):
-            table.append(_line(kind, one, found.get(id(one.rows.g)), map_ if isinstance(map_, str) else ""))
+        found = dict(zip(numbers, transferred(list(numbers.values())), strict=True))
+        table += [_line(kind, one, found.get(id(one.rows.g)), reasons.get(id(one.rows.g), "")) for one in calls]
     return table, directions
+
+
+def _of_kind(family: Sequence[Told], kind: str) -> tuple[Gradients, list[list[Tensor]]]:
+    """Of calls that share parameters, their gradients and the numbers of each call."""
+    gradients = total(family, lambda one: _gradients(one, kind))
+    return gradients, [_numbers(one, gradients, kind) for one in family]
 
 
 def steps(

@@ -137,6 +137,8 @@ _GONE = "no longer in the model"
 def _why_silent(
     layer: Layer, capture: Capture, elsewhere: Mapping[Held, _Owner], had: Mapping[nn.Parameter, Tensor], compiled: bool
 ) -> str:
+    if layer in capture.faults:
+        return capture.faults[layer]
     if any(part is not None and part.computed for part in (layer.weight, layer.bias)):
         return PARAMETRISED
     parts = {name: part for name, part in zip(("weight", "bias"), layer.parts, strict=True) if part is not None}

@@ -43,7 +43,7 @@ class LayerHook(_Hook):
             options = (*args[1:], *(value for name, value in kwargs.items() if name != self.site.input))
             self.capture.called([(self.site.layers[0], None)], x, options, z)
         except Exception as error:
-            self.capture.fail(error)
+            self.capture.fail(error, self.site.layers)
 
 
 class Watch:
@@ -69,7 +69,7 @@ class Watch:
             if parts:
                 self.capture.called(parts, x, (), z)
         except Exception as error:
-            self.capture.fail(error)
+            self.capture.fail(error, self.site.layers)
 
 
 class BeforeHook(_Hook):

@@ -11,6 +11,7 @@ from affine_divergence.diagnostics._capture import Capture
 from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._check import Compared, checks, compared
 from affine_divergence.diagnostics._coverage import coverage
+from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._gradients import plain as plain_gradient, total
 from affine_divergence.diagnostics._records import Check, Coverage, Row, Samples, badness
 from affine_divergence.diagnostics._samples import samples_of
@@ -55,10 +56,15 @@ def stepped(
     accounts: dict[int, Account] = {}
     comparisons: list[Compared] = []
     for family in families(calls):
-        of_family, found = _told_together(family, before, had, plain=plain, ranks=ranks)
+        try:
+            of_family, found = _told_together(family, before, had, plain=plain, ranks=ranks)
+        except Exception as error:
+            failed |= dict.fromkeys((one.layer.name for one in family), reason_of(error))
+            continue
         accounts.update((id(one.told), one) for one in of_family)
         comparisons += found
     checked = checks(comparisons, names, scaled=scaled)
+    calls = [one for one in calls if id(one) in accounts]
     in_order = [accounts[id(one)] for one in calls]
     rows = rows_of(in_order, {one.parameter: one.reason for one in checked if not one.ok}, names)
     worst = sorted(range(len(rows)), key=lambda place: badness(rows[place]))[:sampled]

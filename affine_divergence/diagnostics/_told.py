@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from affine_divergence.diagnostics._change import Before, Parameter
+from affine_divergence.diagnostics._faults import NotMeasuredError, reason_of
 from affine_divergence.diagnostics._layers import Layer, Part
 from affine_divergence.diagnostics._maps import ConvMap, EmbeddingMap, LinearMap, ScaledMap
 from affine_divergence.diagnostics._measures import Rows
@@ -67,30 +68,32 @@ def told(calls: Iterable[Call], before: Before, loss_scale: float = 1.0) -> tupl
     failed: dict[str, str] = {}
     numbers: dict[Layer, int] = defaultdict(int)
     for call in calls:
-        layer, number = call.layer, numbers[call.layer]
-        numbers[layer] += 1
-        weight, bias = layer.parts
-        if weight is None or type(layer.module) is not layer.known_as:
-            failed[layer.name] = "its class or its parameters were changed after this began to listen: begin anew"
-            continue
-        needed = _changes(weight, before), _changes(bias, before)
-        if not any(needed):
-            failed[layer.name] = "frozen: the optimizer has neither its weight nor its bias"
-            continue
-        changed = call.changed()
-        if changed is not None and (changed != "its input" or needed[0] or layer.structural):
-            failed[layer.name] = f"{changed} was changed in place before the step: measure without that operation"
-            continue
-        signs = {part.parameter in before.maximized for part in _changing((weight, bias), needed)}
-        if len(signs) > 1:
-            failed[layer.name] = "its weight is to maximise the loss and its bias to minimise it, or the reverse"
-            continue
-        sign = -1.0 if True in signs else 1.0
-        rows = rows_of_call(call, sign / loss_scale)
-        assert call.g is not None
-        eps = torch.finfo(call.g.dtype).eps
-        ready.append(Told(layer, number, rows, needed, weight.of(weight.parameter.detach()).to(rows.g.dtype), eps))
+        number = numbers[call.layer]
+        numbers[call.layer] += 1
+        try:
+            ready.append(_told(call, number, before, loss_scale))
+        except Exception as error:
+            failed[call.layer.name] = reason_of(error)
     return ready, failed
+
+
+def _told(call: Call, number: int, before: Before, loss_scale: float) -> Told:
+    layer, (weight, bias) = call.layer, call.layer.parts
+    if weight is None or type(layer.module) is not layer.known_as:
+        raise NotMeasuredError("its class or its parameters were changed after this began to listen: begin anew")
+    needed = _changes(weight, before), _changes(bias, before)
+    if not any(needed):
+        raise NotMeasuredError("frozen: the optimizer has neither its weight nor its bias")
+    changed = call.changed()
+    if changed is not None and (changed != "its input" or needed[0] or layer.structural):
+        raise NotMeasuredError(f"{changed} was changed in place before the step: measure without that operation")
+    signs = {part.parameter in before.maximized for part in _changing((weight, bias), needed)}
+    if len(signs) > 1:
+        raise NotMeasuredError("its weight is to maximise the loss and its bias to minimise it, or the reverse")
+    rows = rows_of_call(call, (-1.0 if True in signs else 1.0) / loss_scale)
+    assert call.g is not None
+    eps = torch.finfo(call.g.dtype).eps
+    return Told(layer, number, rows, needed, weight.of(weight.parameter.detach()).to(rows.g.dtype), eps)
 
 
 def _changing(parts: Sequence[Part | None], needed: Sequence[bool]) -> list[Part]:
@@ -106,6 +109,9 @@ def rows_of_call(call: Call, factor: float = 1.0) -> Rows:
     layer, x, g = call.layer, call.x, call.g
     assert g is not None
     assert layer.weight is not None
+    for what, tensor in (("its input", x), ("the gradient at its output", g)):
+        if strange := _strange(tensor):
+            raise NotMeasuredError(f"{what} is a {strange} tensor: not measured")
     map_ = layer.map_of(layer.module, x, call.options)
     inner = map_.inner if isinstance(map_, ScaledMap) else map_
     dtype = wide_dtype(torch.promote_types(g.dtype, layer.weight.parameter.dtype))
@@ -125,3 +131,10 @@ def rows_of_call(call: Call, factor: float = 1.0) -> Rows:
             axes = (g.shape[0], inner.geometry.groups, *g.shape[2:])
     g = g.to(dtype)
     return Rows(map_, x, g if factor == 1.0 else factor * g, axes)
+
+
+def _strange(tensor: Tensor) -> str:
+    """How a tensor lies in memory, where rows cannot be taken of it."""
+    if tensor.is_nested:
+        return "nested"
+    return "" if tensor.layout == torch.strided else "sparse" if "sparse" in str(tensor.layout) else str(tensor.layout)

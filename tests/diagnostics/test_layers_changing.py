@@ -138,7 +138,7 @@ def test_an_attention_that_is_replaced_is_listed_and_counted_once() -> None:
         model.attention = _Attends().double().attention
         optimizer.add_param_group({"params": list(model.attention.parameters())})
         _step(model, optimizer, x)
-    assert statuses(monitor.last) == {name: ("skipped", _OTHER) for name in ("attention", "attention.out_proj")}
+    assert statuses(monitor.last) == dict.fromkeys(("attention", "attention.out_proj"), ("skipped", _OTHER))
     assert sum(line.parameters for line in monitor.last.coverage) == sum(p.numel() for p in model.parameters())
 
 

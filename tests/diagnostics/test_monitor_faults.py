@@ -155,7 +155,7 @@ def _broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("action", ["always", "error"])
-def test_a_fault_of_its_own_is_shown_once_and_stops_no_training(monkeypatch: pytest.MonkeyPatch, action: Any) -> None:
+def test_a_fault_of_its_own_is_shown_once_and_stops_no_training(monkeypatch: pytest.MonkeyPatch, action: Any, faults_told: None) -> None:
     torch.manual_seed(0)
     model = Mlp()
     twin = copy.deepcopy(model)
@@ -168,7 +168,8 @@ def test_a_fault_of_its_own_is_shown_once_and_stops_no_training(monkeypatch: pyt
         with ad.Monitor(model, optimizer, every=1) as monitor:
             found = [_step(model, optimizer) for _ in range(4)]
     assert found == wanted
-    assert monitor.last is None
+    assert monitor.last is not None
+    assert {line.reason for line in monitor.last.coverage} == {"measuring it failed: ZeroDivisionError: a fault of the diagnosis"}
     if action == "always":
         assert seen is not None
         assert ["a fault of the diagnosis" in str(warning.message) for warning in seen] == [True]
