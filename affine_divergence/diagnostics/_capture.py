@@ -3,6 +3,7 @@
 # Only a call whose gradient arrives is kept; until then the graph alone holds what was seen of it, and drops it with itself.
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,9 @@ ADDS_NOTHING = (
 )
 CLEARED = "called, and the gradient that arrived was cleared before the step, as by zero_grad()"
 DIFFERENTIABLE = "called, and a gradient arrived by a pass with create_graph=True, which is not captured: use a loss.backward() without it"
+
+
+_INNERMOST: dict[nn.Module, int] = {}  # of modules that are being diagnosed, the depth of the innermost diagnosis
 
 
 class Call:
@@ -76,6 +80,7 @@ class Capture:
         self._failed = failed
         self._dropped = dropped  # told of a layer whose gradient was dropped before a step
         self._depth = depth()
+        self._lock = threading.Lock()  # branches of a model may run in threads
         self._round = 0
         self._sequence = 0
         self._kept: dict[Layer, list[Call]] = defaultdict(list)
@@ -84,11 +89,13 @@ class Capture:
         self._outer: dict[int, int] = {}  # the one that a backward inside another belongs to
         self._handles: list[RemovableHandle] = []
         self._watches: list[Watch] = []
+        self._taken: dict[nn.Module, int] = {}  # with the depth of what had it before
 
     def attach(self) -> None:
         """Register the hooks, once."""
         if self._handles:
             return
+        self._take()
         self._sharing = _sharing([layer for site in self.found.sites for layer in site.layers])
         for site in self.found.sites:
             if isinstance(site.module, nn.MultiheadAttention):
@@ -107,6 +114,11 @@ class Capture:
             watch.end()
         self._handles.clear()
         self._watches.clear()
+        for module, outer in self._taken.items():
+            _INNERMOST[module] = outer
+            if not outer:
+                del _INNERMOST[module]
+        self._taken.clear()
         self.listening = False
         self.drop()
 
@@ -116,6 +128,13 @@ class Capture:
 
     def __exit__(self, *raised: object) -> None:
         self.detach()
+
+    def _take(self) -> None:
+        """In a diagnosis, have the model's modules for it alone."""
+        if self._depth:
+            modules = [site.module for site in self.found.sites] + [module for module, _ in self.found.skipped.values()]
+            self._taken = {module: _INNERMOST.get(module, 0) for module in modules}
+            _INNERMOST.update(dict.fromkeys(modules, self._depth))
 
     def drop(self) -> None:
         """Forget all calls, also those whose gradient is still to come."""
@@ -145,7 +164,7 @@ class Capture:
 
     def hears(self, module: nn.Module) -> bool:
         """Whether a call of the module is to be looked at now."""
-        if torch.compiler.is_compiling() or not self.listening or depth() != self._depth:
+        if torch.compiler.is_compiling() or not self.listening or not self._is_here(module):
             return False
         if not torch.is_grad_enabled():
             self.unheard[module] = WITHOUT_GRADIENTS
@@ -155,24 +174,31 @@ class Capture:
             return False
         return True
 
+    def _is_here(self, module: nn.Module) -> bool:
+        # A model may run parts of itself in threads that know of no diagnosis, as does what is recomputed on a GPU: what they call is of
+        # the innermost diagnosis that has the module, and where none has of those that listen to a training.
+        return depth() in (0, self._depth) and _INNERMOST.get(module, 0) <= self._depth
+
     def called(self, parts: Sequence[tuple[Layer, slice | None]], x: Tensor, options: Sequence[Any], z: Any) -> None:
         """A layer, or several whose outputs lie side by side in z, was called."""
         if not isinstance(z, torch.Tensor) or not z.requires_grad:
             return
         calls = []
-        for layer, columns in parts:
-            if not learns(layer):
-                continue
-            call = Call(layer, x, options, self._round, self._sequence)
-            calls.append((call, columns))
-            self._sequence += 1
-            if call.inside == -1:  # a recomputed one counts when its gradient comes
-                self._count(call)
+        with self._lock:
+            for layer, columns in parts:
+                if not learns(layer):
+                    continue
+                call = Call(layer, x, options, self._round, self._sequence)
+                calls.append((call, columns))
+                self._sequence += 1
+                if call.inside == -1:  # a recomputed one counts when its gradient comes
+                    self._count(call)
 
         def arrived(g: Tensor) -> None:
             try:
-                for call, columns in calls:
-                    self._arrived(call, g.detach() if columns is None else g.detach()[..., columns], g.requires_grad)
+                with self._lock:
+                    for call, columns in calls:
+                        self._arrived(call, g.detach() if columns is None else g.detach()[..., columns], g.requires_grad)
             except Exception as error:
                 self.fail(error, [call.layer for call, _ in calls])
 

@@ -183,13 +183,14 @@ def _compiled(model: nn.Module) -> set[nn.Module]:
 def _of_no_layer(site: Site) -> list[_Line]:
     """The parameters of a module that none of its layers has, as bias_k and bias_v of nn.MultiheadAttention."""
     known = {part.parameter for layer in site.layers for part in layer.parts if part is not None}
-    start = f"{site.name}." if site.name else ""
-    named = site.module.named_parameters(recurse=False)
-    return [
-        _skipped(start + name, "Parameter", "a parameter that no measured layer applies", [(p, None)])
-        for name, p in named
-        if p not in known
+    owners = {site.module} | {part.module for layer in site.layers for part in (layer.weight, layer.bias) if part is not None}
+    named = [
+        own
+        for name, module in site.module.named_modules(prefix=site.name)
+        if module in owners
+        for own in module.named_parameters(prefix=name, recurse=False)
     ]
+    return [_skipped(name, "Parameter", "a parameter that no measured layer applies", [(p, None)]) for name, p in named if p not in known]
 
 
 def _skipped(name: str, type_: str, reason: str, holds: Sequence[Held]) -> _Line:

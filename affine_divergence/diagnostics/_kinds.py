@@ -32,7 +32,7 @@ class Kind:
 def kind_of(module: nn.Module) -> tuple[Kind | None, bool]:
     """The kind; or None, and whether only a forward of its own is in the way."""
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
-        return (HF_CONV1D, False) if "forward" not in vars(module) else (None, True)
+        return (HF_CONV1D, False) if is_exactly(module, type(module)) else (None, True)
     alike = [cls for cls in KINDS if isinstance(module, cls)]
     for cls in alike:
         if is_exactly(module, cls):
@@ -42,8 +42,23 @@ def kind_of(module: nn.Module) -> tuple[Kind | None, bool]:
 
 def is_exactly(module: nn.Module, cls: type[nn.Module]) -> bool:
     # A subclass that only adds to the constructor counts as the class; one with a forward of its own, or of the instance, does not.
-    methods = [name for name in ("forward", "_conv_forward") if hasattr(cls, name)]
-    return all(getattr(type(module), name) is getattr(cls, name) and name not in vars(module) for name in methods)
+    methods = [name for name in METHODS if hasattr(cls, name)]
+    return all(_function(module, name) is getattr(cls, name) for name in methods)
+
+
+METHODS = ("forward", "_conv_forward")
+_MOVES = ("AlignDevicesHook", "CpuOffload")  # hooks of accelerate that move tensors between devices and do nothing else
+
+
+def _function(module: nn.Module, name: str) -> Any:
+    """What runs as this method; of a forward that is only wrapped to move tensors, the one inside."""
+    if name not in vars(module):
+        return getattr(type(module), name)
+    hook, inside = vars(module).get("_hf_hook"), vars(module).get("_old_forward")
+    hooks = getattr(hook, "hooks", [hook])
+    if name != "forward" or not all(type(one).__module__ == "accelerate.hooks" and type(one).__name__ in _MOVES for one in hooks):
+        return None
+    return getattr(inside, "__func__", None) if getattr(inside, "__self__", None) is module else None
 
 
 def linear(layer: Any, x: Tensor, options: Sequence[Any]) -> AffineMap:

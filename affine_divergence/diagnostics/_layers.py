@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from affine_divergence.diagnostics._kinds import HF_CONV1D, MapOf, is_exactly, kind_of, linear
+from affine_divergence.diagnostics._kinds import HF_CONV1D, METHODS, MapOf, is_exactly, kind_of, linear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,12 +144,12 @@ def _chosen(model: nn.Module, include: str | Sequence[str]) -> set[nn.Module]:
 def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
     """The layers; or why a module of a type that could be measured is not; or None."""
     if isinstance(module, nn.MultiheadAttention):
-        return tuple(_projections(name, module)) if is_exactly(module, nn.MultiheadAttention) else _OWN_FORWARD
+        return tuple(_projections(name, module)) if is_exactly(module, nn.MultiheadAttention) else _own_forward(module)
     if isinstance(module, torch.jit.ScriptModule):
         return None
     kind, own_forward = kind_of(module)
     if kind is None:
-        return _OWN_FORWARD if own_forward else None
+        return _own_forward(module) if own_forward else None
     if any(_is_computed(module, part) for part in kind.parameters):
         return PARAMETRISED
     if any(p.is_complex() for p in module.parameters(recurse=False)):
@@ -166,7 +166,12 @@ def _layers_of(name: str, module: nn.Module) -> tuple[Layer, ...] | str | None:
 
 
 PARAMETRISED = "parametrised: its weight or bias is computed from other parameters"
-_OWN_FORWARD = "its class has a forward of its own: what it does with the weight is not known"
+
+
+def _own_forward(module: nn.Module) -> str:
+    replaced = any(name in vars(module) for name in METHODS)
+    whose = "its forward was replaced, on the instance" if replaced else "its class has a forward of its own"
+    return f"{whose}: what it does with the weight is not known"
 
 
 def _is_computed(module: nn.Module, name: str) -> bool:

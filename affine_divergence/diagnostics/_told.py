@@ -11,7 +11,7 @@ import torch
 
 from affine_divergence.diagnostics._change import Before, Parameter
 from affine_divergence.diagnostics._faults import NotMeasuredError, reason_of
-from affine_divergence.diagnostics._layers import Layer, Part
+from affine_divergence.diagnostics._layers import PARAMETRISED, Layer, Part
 from affine_divergence.diagnostics._maps import ConvMap, EmbeddingMap, LinearMap, ScaledMap
 from affine_divergence.diagnostics._measures import Rows
 from affine_divergence.functional._rows import wide_dtype
@@ -81,6 +81,8 @@ def _told(call: Call, number: int, before: Before, loss_scale: float) -> Told:
     layer, (weight, bias) = call.layer, call.layer.parts
     if weight is None or type(layer.module) is not layer.known_as:
         raise NotMeasuredError("its class or its parameters were changed after this began to listen: begin anew")
+    if any(part is not None and part.computed for part in (layer.weight, layer.bias)):
+        raise NotMeasuredError(PARAMETRISED)
     needed = _changes(weight, before), _changes(bias, before)
     if not any(needed):
         raise NotMeasuredError("frozen: the optimizer has neither its weight nor its bias")
@@ -112,6 +114,8 @@ def rows_of_call(call: Call, factor: float = 1.0) -> Rows:
     for what, tensor in (("its input", x), ("the gradient at its output", g)):
         if strange := _strange(tensor):
             raise NotMeasuredError(f"{what} is a {strange} tensor: not measured")
+    device = layer.weight.parameter.device  # of a module that moves its inputs itself
+    x, g = x.to(device), g.to(device)
     map_ = layer.map_of(layer.module, x, call.options)
     inner = map_.inner if isinstance(map_, ScaledMap) else map_
     dtype = wide_dtype(torch.promote_types(g.dtype, layer.weight.parameter.dtype))

@@ -10,7 +10,7 @@ import transformers
 from diagnosis_cases import Mlp, bent, rows, sgd, statuses
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import affine_divergence as ad
 from affine_divergence.diagnostics._sentences import coverage_lines
@@ -318,3 +318,27 @@ def test_a_spectral_norm_takes_no_step_more_for_a_monitor(where: str) -> None:
                 its.step()
     for name, value in plain.state_dict().items():
         assert torch.equal(value, watched.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("name", ["in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_pruned_of_an_attention_is_skipped_and_counted(name: str, late: bool) -> None:
+    attention = nn.MultiheadAttention(4, 2).double()
+    model = _Attends(attention)
+    optimizer = sgd(model)
+    where, leaf = (attention.out_proj, name.removeprefix("out_proj.")) if name.startswith("out_proj") else (attention, name)
+    if not late:
+        prune.l1_unstructured(where, leaf, 0.5)
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        if late:
+            prune.l1_unstructured(where, leaf, 0.5)
+        bent(model(rows(5, 2, 4))).backward()
+        optimizer.step()
+    found = monitor.last
+    assert found is not None
+    status = statuses(found)
+    computed = {"attention.out_proj"} if name.startswith("out_proj") else {f"attention.{part}_proj" for part in "qkv"}
+    assert {one for one, (_, reason) in status.items() if reason.startswith("parametrised")} == computed
+    assert {row.module for row in found.rows} == {f"attention.{part}_proj" for part in ("q", "k", "v", "out")} - computed
+    assert status[f"attention.{name}_orig"][0] == "skipped"
+    assert _counted(found) == _size(model) == 80

@@ -5,6 +5,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import accelerate
 import diagnosis_oracles as oracles
 import pytest
 import torch
@@ -60,6 +61,18 @@ def _instance_forward() -> nn.Module:
     return layer
 
 
+def _compiled_forward() -> nn.Module:
+    layer = nn.Linear(5, 4)
+    layer.forward = torch.compile(layer.forward, backend="eager")  # type: ignore[method-assign]
+    return layer
+
+
+def _wrapped_by_another() -> nn.Module:
+    layer = nn.Linear(5, 4)
+    hook = type("Doubles", (accelerate.hooks.ModelHook,), {"post_forward": lambda self, module, output: 2 * output})()
+    return accelerate.hooks.add_hook_to_module(layer, hook)
+
+
 def _frozen() -> nn.Module:
     return nn.Linear(5, 4).requires_grad_(False)
 
@@ -71,8 +84,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(5, 4)), "parametrised"),
     "pruned": (_pruned, "parametrised"),
     "parametrised bias": (_doubled, "parametrised"),
-    "own forward": (lambda: _OwnForward(5, 4), "forward"),
-    "forward of the instance": (_instance_forward, "forward"),
+    "own forward": (lambda: _OwnForward(5, 4), "its class has a forward of its own"),
+    "forward of the instance": (_instance_forward, "its forward was replaced, on the instance"),
+    "forward compiled": (_compiled_forward, "its forward was replaced, on the instance"),
+    "forward in a hook that does more than move": (_wrapped_by_another, "its forward was replaced, on the instance"),
     "bilinear": (lambda: _Bilinear(), "not a type"),
     "frozen": (_frozen, "frozen"),
     "complex": (lambda: _Complex(), "complex"),
@@ -123,6 +138,18 @@ def test_what_is_skipped_is_listed_with_its_reason_and_the_rest_is_measured(name
     assert any(word in reason for reason in skipped.values()), skipped
     assert {row.module for row in found.rows} == {"2"}
     assert status["2"] == ("measured", "")
+
+
+@pytest.mark.parametrize("make", [Mlp, lambda: nn.TransformerEncoderLayer(5, 1, 8, dropout=0.0)], ids=["linear", "attention"])
+def test_a_model_whose_tensors_accelerate_moves_is_measured_as_without(make: Callable[[], nn.Module]) -> None:
+    model = make().double()
+    plain = copy.deepcopy(model)
+    accelerate.hooks.attach_align_device_hook(model, execution_device="cpu")
+    accelerate.hooks.add_hook_to_module(model, accelerate.hooks.AlignDevicesHook("cpu", io_same_device=True), append=True)
+    assert "forward" in vars(model.get_submodule("first" if isinstance(model, Mlp) else "linear1"))
+    found, wanted = ad.diagnose(model, X, None, bent, lr=0.05), ad.diagnose(plain, X, None, bent, lr=0.05)
+    assert found.rows == wanted.rows
+    assert {name for name, (status, _) in statuses(found).items() if status == "measured"} == {row.module for row in wanted.rows}
 
 
 def test_a_subclass_that_only_constructs_otherwise_is_measured() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -171,3 +172,72 @@ def test_a_diagnosis_in_another_thread_makes_a_monitor_miss_no_step() -> None:
     assert monitor.last is not None
     assert [row.call for row in monitor.last.rows] == [0, 0]
     assert [row.call for row in found[0].rows] == [0, 0]
+
+
+class _Branches(nn.Module):
+    """Parts of a model that run in threads of their own, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.branches = nn.Linear(5, 4), nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+        self.norm = nn.LayerNorm(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        with ThreadPoolExecutor(3) as pool:
+            return self.norm(sum(pool.map(lambda branch: branch(h), self.branches)))
+
+
+class _InTurn(_Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        return self.norm(sum(branch(h) for branch in self.branches))
+
+
+def _by_name(found: ad.Diagnosis | None) -> list[tuple[Any, ...]]:
+    assert found is not None
+    return sorted((row.module, row.call, row.multiplier_median, row.efficiency) for row in found.rows)
+
+
+def test_what_a_model_runs_in_threads_is_in_its_diagnosis() -> None:
+    model = _Branches().double()
+    twin = _InTurn().double()
+    twin.load_state_dict(model.state_dict())
+    found = _by_name(ad.diagnose(model, X, None, bent, lr=0.05))
+    assert found == _by_name(ad.diagnose(twin, X, None, bent, lr=0.05))
+    assert [row[:2] for row in found] == [("branches.0", 0), ("branches.1", 0), ("branches.2", 0), ("first", 0)]
+
+
+@pytest.mark.parametrize("include", [None, "first"])
+def test_threads_of_a_diagnosis_are_not_of_a_monitor(include: str | None) -> None:
+    found = []
+    for asked in (False, True):
+        torch.manual_seed(0)
+        model = _Branches().double()
+        optimizer = sgd(model)
+        with ad.Monitor(model, optimizer, every=1) as monitor:
+            bent(model(X)).backward()
+            if asked:
+                ad.diagnose(model, 2 * X, None, bent, optimizer=optimizer, include=include)
+            optimizer.step()
+            found.append(_by_name(monitor.last))
+            optimizer.zero_grad()
+            bent(model(X)).backward()
+            optimizer.step()
+            found.append(_by_name(monitor.last))
+    assert found[:2] == found[2:]
+    assert len(found[0]) == 4
+
+
+def test_a_diagnosis_inside_one_has_its_own_calls_and_the_outer_one_its() -> None:
+    model = _Branches().double()
+    wanted = _by_name(ad.diagnose(copy.deepcopy(model), X, None, bent, lr=0.05))
+    inside = []
+
+    def asks(z: Tensor) -> Tensor:
+        if not inside:
+            inside.append(_by_name(ad.diagnose(model, X, None, bent, lr=0.05)))
+        return bent(z)
+
+    assert _by_name(ad.diagnose(model, X, None, asks, lr=0.05)) == wanted
+    assert inside == [wanted]
