@@ -28,7 +28,7 @@ ADDS_NOTHING = (
     "called, and a gradient arrived by a pass that does not add to .grad, as torch.autograd.grad, which is not captured: "
     "use loss.backward()"
 )
-CLEARED = "called, and the gradient that arrived was cleared before the step, as by zero_grad()"
+CLEARED = "called, and its gradient was gone when the optimiser stepped: cleared, as by zero_grad(), or something else had stepped"
 DIFFERENTIABLE = "called, and a gradient arrived by a pass with create_graph=True, which is not captured: use a loss.backward() without it"
 
 

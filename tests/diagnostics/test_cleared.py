@@ -124,7 +124,7 @@ def test_a_layer_whose_gradient_was_cleared_and_not_made_again_is_not_told(again
     assert all(check.ok for check in found.checks)
     status, reason = statuses(found)["second"]
     assert status == "skipped"
-    assert "cleared before the step" in reason
+    assert "was gone when the optimiser stepped" in reason
 
 
 def test_a_tied_weight_is_asked_for_by_each_of_its_layers() -> None:
@@ -210,3 +210,17 @@ def test_what_a_loss_tries_by_itself_and_clears_is_not_in_a_diagnosis() -> None:
     for row, other in zip(found.rows, wanted.rows, strict=True):
         agree(row, {name: value for name, value in vars(other).items() if isinstance(value, float)})
     assert all(check.ok for check in found.checks)
+
+
+def test_where_only_the_gradient_of_a_bias_is_gone_the_self_check_says_so() -> None:
+    model = Mlp().double()
+    optimizer = sgd(model)
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        bent(model(X)).backward()
+        model.first.bias.grad = None
+        optimizer.step()
+    assert monitor.last is not None
+    assert [row.module for row in monitor.last.rows] == ["first", "second"]
+    reasons = {check.parameter: check.reason for check in monitor.last.checks if not check.ok}
+    assert list(reasons) == ["first.bias"]
+    assert "was gone when the optimiser stepped" in reasons["first.bias"]
