@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
@@ -12,6 +13,26 @@ if TYPE_CHECKING:
 
 Seen = Callable[["Tensor", "Tensor", "Tensor"], None]
 """Takes input, weight and output of a linear map."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the tokens lie that the module is given; inside, and as rows of its projections, they are (token, batch)."""
+
+    batch: int | None  # its size, where there is such an axis
+    batch_first: bool
+
+    @property
+    def swapped(self) -> bool:
+        """Whether batch and token are the other way round inside."""
+        return self.batch_first and self.batch is not None
+
+    def axes(self, rows: int) -> tuple[int, ...]:
+        """Of so many tokens, as the module is given them."""
+        if self.batch is None:
+            return (rows,)
+        tokens = rows // max(1, self.batch)
+        return (self.batch, tokens) if self.batch_first else (tokens, self.batch)
 
 
 class Projections:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from affine_divergence.diagnostics._attention import Layout
 from affine_divergence.diagnostics._cleared import cleared
 from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._hooks import AfterHook, BeforeHook, LayerHook, Watch
@@ -38,9 +39,10 @@ _INNERMOST: dict[nn.Module, int] = {}  # of modules that are being diagnosed, th
 class Call:
     """One call of a layer: its input, ∂L/∂z, and what tells whether they still are what they were."""
 
-    __slots__ = ("_versions", "counted", "g", "inside", "layer", "options", "passed", "round", "sequence", "x")
+    __slots__ = ("_versions", "counted", "g", "inside", "layer", "layout", "options", "passed", "round", "sequence", "x")
 
-    def __init__(self, layer: Layer, x: Tensor, options: Sequence[Any], round_: int, sequence: int) -> None:
+    def __init__(self, layer: Layer, x: Tensor, options: Sequence[Any], layout: Layout | None, round_: int, sequence: int) -> None:
+        self.layout = layout
         self.layer, self.x, self.options, self.round, self.sequence = layer, x.detach(), options, round_, sequence
         self.g: Tensor | None = None
         self.passed = -1  # the last backward by which a gradient arrived
@@ -101,7 +103,7 @@ class Capture:
             if isinstance(site.module, nn.MultiheadAttention):
                 watch = Watch(self, site)
                 self._watches.append(watch)
-                self._handles.append(site.module.register_forward_pre_hook(BeforeHook(self, watch), prepend=True))
+                self._handles.append(site.module.register_forward_pre_hook(BeforeHook(self, watch), with_kwargs=True, prepend=True))
                 self._handles.append(site.module.register_forward_hook(AfterHook(self, watch), always_call=True))
             else:  # before the model's own hooks, which may return something else
                 self._handles.append(site.module.register_forward_hook(LayerHook(self, site), with_kwargs=True, prepend=True))
@@ -179,7 +181,9 @@ class Capture:
         # the innermost diagnosis that has the module, and where none has of those that listen to a training.
         return depth() in (0, self._depth) and _INNERMOST.get(module, 0) <= self._depth
 
-    def called(self, parts: Sequence[tuple[Layer, slice | None]], x: Tensor, options: Sequence[Any], z: Any) -> None:
+    def called(
+        self, parts: Sequence[tuple[Layer, slice | None]], x: Tensor, options: Sequence[Any], z: Any, layout: Layout | None = None
+    ) -> None:
         """A layer, or several whose outputs lie side by side in z, was called."""
         if not isinstance(z, torch.Tensor) or not z.requires_grad:
             return
@@ -188,7 +192,7 @@ class Capture:
             for layer, columns in parts:
                 if not learns(layer):
                     continue
-                call = Call(layer, x, options, self._round, self._sequence)
+                call = Call(layer, x, options, layout, self._round, self._sequence)
                 calls.append((call, columns))
                 self._sequence += 1
                 if call.inside == -1:  # a recomputed one counts when its gradient comes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from affine_divergence.diagnostics._attention import Projections
+from affine_divergence.diagnostics._attention import Layout, Projections
 from affine_divergence.diagnostics._layers import Layer, Site
 
 if TYPE_CHECKING:
@@ -52,9 +52,12 @@ class Watch:
     def __init__(self, capture: Capture, site: Site) -> None:
         self.capture, self.site = capture, site
         self._projections: Projections | None = None
+        self._layout: Layout | None = None
+        self._batched = True
 
-    def begin(self) -> None:
+    def begin(self, query: Any) -> None:
         self.end()  # of a forward that was interrupted, after which no hook is called
+        self._layout, self._batched = None, getattr(query, "ndim", 3) == 3
         self._projections = Projections(self._seen)
         self._projections.begin()
 
@@ -65,24 +68,29 @@ class Watch:
 
     def _seen(self, x: Tensor, weight: Tensor, z: Tensor) -> None:
         try:
+            if self._layout is None:  # the query comes first, as (token, batch, …)
+                batch = x.shape[1] if self._batched or x.shape[1] != 1 else None
+                self._layout = Layout(batch, self.site.module.batch_first)  # type: ignore[arg-type]
             parts = [(layer, columns) for layer in self.site.layers if (columns := _columns(layer, weight)) is not None]
             if parts:
-                self.capture.called(parts, x, (), z)
+                self.capture.called(parts, x, (), z, self._layout)
         except Exception as error:
             self.capture.fail(error, self.site.layers)
 
 
-class BeforeHook(_Hook):
+class _WatchHook(_Hook):
     def __init__(self, capture: Capture, watch: Watch) -> None:
         super().__init__(capture)
         self.watch = watch
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
+
+class BeforeHook(_WatchHook):
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module is self.watch.site.module and self.capture.hears(module):
-            self.watch.begin()
+            self.watch.begin(args[0] if args else kwargs.get("query"))
 
 
-class AfterHook(BeforeHook):
+class AfterHook(_WatchHook):
     def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
         self.watch.end()
 

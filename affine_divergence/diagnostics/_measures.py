@@ -30,7 +30,12 @@ class Rows:
     map: AffineMap
     x: Tensor
     g: Tensor  # as the map's output, not its vectors
-    axes: tuple[int, ...]
+    axes: tuple[int, ...]  # the shape of the rows, as what the module was given has them
+    swapped: bool = False  # these rows have both axes the other way round
+
+    def in_axes(self, numbers: Tensor) -> Tensor:
+        """One number of each row, in the order of the axes."""
+        return numbers.view(self.axes[::-1]).mT.flatten() if self.swapped else numbers
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and vectors of g, a few rows or images at a time."""

@@ -13,15 +13,16 @@ _EXTREME = 20
 
 def samples_of(account: Account, kept: int = KEPT) -> Samples:
     """Of the change that the optimiser made: every so many rows, and always those least aligned and those of the largest multipliers."""
-    sums, moved = account.sums, account.sums.moved[0]
-    multiplier, alignment = multipliers(sums, moved, account.lr), alignments(sums, moved)
-    usual = ~sums.used | multiplier.isnan() | alignment.isnan()  # no extremes
+    sums, moved, rows = account.sums, account.sums.moved[0], account.told.rows
+    multiplier, alignment = rows.in_axes(multipliers(sums, moved, account.lr)), rows.in_axes(alignments(sums, moved))
+    used, gradient = rows.in_axes(sums.used), rows.in_axes(sums.gg.sqrt())
+    usual = ~used | multiplier.isnan() | alignment.isnan()  # no extremes
     places = _chosen(multiplier.masked_fill(usual, 0.0), alignment.masked_fill(usual, 1.0), kept)
-    shown = torch.stack([multiplier, alignment, torch.where(sums.used, sums.gg.sqrt(), 0.0)])[:, places].tolist()
+    shown = torch.stack([multiplier, alignment, torch.where(used, gradient, 0.0)])[:, places].tolist()
     return Samples(
         module=account.told.layer.name,
         call=account.told.number,
-        axes=account.told.rows.axes,
+        axes=rows.axes,
         index=tuple(places.tolist()),
         total=len(sums.gg),
         multiplier=tuple(shown[0]),

@@ -133,8 +133,10 @@ def rows_of_call(call: Call, factor: float = 1.0) -> Rows:
             if g.dim() == len(inner.geometry.kernel_size) + 1:
                 x, g = x.unsqueeze(0), g.unsqueeze(0)
             axes = (g.shape[0], inner.geometry.groups, *g.shape[2:])
+    if call.layout is not None:
+        axes = call.layout.axes(len(g))
     g = g.to(dtype)
-    return Rows(map_, x, g if factor == 1.0 else factor * g, axes)
+    return Rows(map_, x, g if factor == 1.0 else factor * g, axes, swapped=call.layout is not None and call.layout.swapped)
 
 
 def _strange(tensor: Tensor) -> str:
