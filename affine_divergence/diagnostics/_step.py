@@ -11,7 +11,7 @@ import torch
 from affine_divergence.diagnostics._change import Before, Parameter, norm
 from affine_divergence.diagnostics._gradients import Gradients
 from affine_divergence.diagnostics._layers import Layer
-from affine_divergence.diagnostics._measures import SHARES, SUMMARY, RowSums, efficiency, interference, row_sums, summary
+from affine_divergence.diagnostics._measures import SHARES, SUMMARY, Moved, RowSums, efficiency, interference, row_sums, summary
 from affine_divergence.diagnostics._quantiles import quantiles
 from affine_divergence.diagnostics._rank import rank
 from affine_divergence.diagnostics._records import Row
@@ -29,6 +29,7 @@ class Account:
 
     told: Told
     sums: RowSums
+    plain: list[Tensor] | None  # Σ of the rows of what the plain gradient would do
     lr: float
     numbers: dict[str, Tensor]
     rank_limit: int | None
@@ -51,6 +52,7 @@ def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bo
     alone = quantiles(_alone(one.layer, sums.own), sums.used, SHARES)
     numbers.update(zip(("self_term_p5", "self_term_median", "self_term_p95"), alone, strict=True))
     numbers["rows"] = sums.used.sum()
+    plain = None
     if sums.pull is not None and gradient is not None:
         plain = sums.pull.times(-lr) if descended is None else sums.moved[1]
         numbers.update({f"{name}_plain": number for name, number in vars(summary(sums, plain, lr)).items()})
@@ -59,13 +61,24 @@ def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bo
     limit = None
     if ranks:
         numbers["rank"], limit = rank(one.rows, one.needed, one.weight)
-    return Account(one, sums, lr, numbers, limit, before.assumed)
+    return Account(one, sums, None if plain is None else _added(sums, plain), lr, numbers, limit, before.assumed)
 
 
-def together(family: Sequence[Account]) -> Tensor:
-    """The efficiency of all calls that share parameters: of one of them it may be above 0 in a step that goes down."""
-    sums = [[torch.where(s.used, t, 0.0).sum() for t in (*s.moved[0], s.gg)] for s in (one.sums for one in family)]
-    return efficiency(*(torch.stack(column).sum() for column in zip(*sums, strict=True)))
+def together(family: Sequence[Account]) -> dict[str, Tensor]:
+    """The efficiency of all calls that share parameters, of the step and of the plain gradient.
+
+    Of one of them it may be above 0 in a step that goes down.
+    """
+    found = {"together": [_added(one.sums, one.sums.moved[0]) for one in family]}
+    plain = [one.plain for one in family if one.plain is not None]
+    if plain:
+        found["together_plain"] = plain
+    return {name: efficiency(*(torch.stack(column).sum() for column in zip(*of, strict=True))) for name, of in found.items()}
+
+
+def _added(sums: RowSums, moved: Moved) -> list[Tensor]:
+    """Σ ⟨δz_i, g_i⟩, Σ ‖δz_i‖² and Σ ‖g_i‖² of the rows that are not masked."""
+    return [torch.where(sums.used, t, 0.0).sum() for t in (*moved, sums.gg)]
 
 
 def rows_of(accounts: Sequence[Account], wrong: Mapping[str, str], names: Mapping[Parameter, str]) -> list[Row]:
@@ -84,10 +97,9 @@ def _row(one: Account, found: Mapping[str, float], wrong: Mapping[str, str], nam
     layer = one.told.layer
     parameters = [names.get(part.parameter, "?") for part in layer.parts if part is not None]
     check = next((wrong[name] for name in parameters if name in wrong), "")
-    ruling, reason = verdict(values, one.lr, values.pop("together"), assumed=one.assumed, check=check)
-    return Row(
-        module=layer.name, call=one.told.number, type=layer.type, verdict=ruling, reason=reason, rank_limit=one.rank_limit, **values
-    )
+    jointly = values.pop("together"), values.pop("together_plain", math.nan)
+    ruling, reason = verdict(values, one.lr, *jointly, assumed=one.assumed, check=check)
+    return Row(module=layer.name, call=one.told.number, type=layer.type, verdict=ruling, reason=reason, rank_limit=one.rank_limit, **values)
 
 
 def _length(delta: Tensor | None) -> Tensor:

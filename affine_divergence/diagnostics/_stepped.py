@@ -79,9 +79,9 @@ def _told_together(
     """Of the calls that share parameters, whose gradients are in memory here and no longer."""
     gradients = total(family, plain_gradient) if plain else None
     accounts = [account(one, before, gradients, ranks=ranks) for one in family]
-    efficiency = together(accounts)
+    jointly = together(accounts)
     for one in accounts:
-        one.numbers["together"] = efficiency
+        one.numbers.update(jointly)
     return accounts, [] if gradients is None else compared(accounts, gradients, had, before)
 
 

@@ -14,24 +14,32 @@ RISING = 0.05
 """Efficiency above which the step of a layer clearly raises the loss."""
 UPHILL, WEAK = 0.4, -0.1
 """Share of rows pushed uphill, at an efficiency no better; of steps that had nothing to do with their gradients one half would be, at 0."""
+STEEP = 0.9
+"""Of the slope at which the plain gradient goes down: a step that goes up as steeply is more than momentum of other batches makes.
+
+Of healthy trainings by momentum or Adam steps went up in 2 to 10 % of the calls, at up to 0.86 of it; with its sign wrong one has 1.
+"""
 SPREAD = 10.0
 """p95/p5 of G_ii: how far apart the learning rates of rows are that are alone."""
 UPDATE = 0.1
 """‖δW‖/‖W‖ of one step; usual trainings have some 1e-3."""
 RULES = (
     f"Verdicts: broken is what is not finite, or a step against its objective (efficiency above {RISING:+g}, over all calls that share "
-    f"the parameters). Look is an efficiency above 0, more than {UPHILL:.0%} of the rows uphill at an efficiency above {WEAK:g}, rows that "
-    f"alone would learn at rates more than {SPREAD:g} times apart (p95/p5 of G_ii), a step of more than {UPDATE:.0%} of the parameters, a "
-    f"call none of whose rows has a gradient, a learning rate of 0, a step that leaves the parameters or all rows as they were, and a "
-    f"gradient that the self-check does not explain."
+    f"the parameters). Where the plain gradient goes down (its efficiency is below {WEAK:g}) and the step goes up less than {STEEP:.0%} as "
+    f"steeply, momentum of other batches does that, and it is a look. Look is also an efficiency above 0, more than {UPHILL:.0%} of the "
+    f"rows uphill at an efficiency above {WEAK:g}, rows that alone would learn at rates more than {SPREAD:g} times apart (p95/p5 of G_ii), "
+    f"a step of more than {UPDATE:.0%} of the parameters, a call none of whose rows has a gradient, a learning rate of 0, a step that "
+    f"leaves the parameters or all rows as they were, and a gradient that the self-check does not explain."
 )
 
 
-def verdict(row: Mapping[str, Any], lr: float, together: float, *, assumed: bool = False, check: str = "") -> tuple[Verdict, str]:
+def verdict(
+    row: Mapping[str, Any], lr: float, together: float, together_plain: float = math.nan, *, assumed: bool = False, check: str = ""
+) -> tuple[Verdict, str]:
     """The verdict of a row's measures, with the reason.
 
-    together: the efficiency of all calls that share the parameters; assumed: the learning rate is nobody's choice; check: what the
-    self-check found.
+    together: the efficiency of all calls that share the parameters, by the step and by the plain gradient, NaN where that is not known;
+    assumed: the learning rate is nobody's choice; check: what the self-check found.
     """
     if not row["rows"]:
         return "look", "no row has a gradient: nothing is learned from this call"
@@ -44,19 +52,34 @@ def verdict(row: Mapping[str, Any], lr: float, together: float, *, assumed: bool
     measured = [row[name] for name in ("alignment_median", "efficiency")]
     if not all(map(math.isfinite, measured)):
         return "broken", "inputs, gradients or the change of its parameters are not finite"
-    if together > RISING:
+    carried = together > RISING and together_plain < WEAK and together < -STEEP * together_plain
+    if together > RISING and not carried:
         said = f"to first order its step goes against its objective: efficiency {together:+.2f} (above {RISING:+g}; ideal is -1)"
-        return "broken", said
+        return "broken", said + _of_plain(together_plain)
     efficiency = row["efficiency"]
     found = [
         check,
-        _rising(efficiency, together),
+        _carried(together, together_plain) if carried else _rising(efficiency, together),
         _uphill(row["below_zero"], efficiency),
         _spread(row["self_term_p5"], row["self_term_p95"]),
         "" if assumed else _update(row["update_ratio"]),
     ]
     reasons = [reason for reason in found if reason]
     return ("look", "; ".join(reasons)) if reasons else ("ok", "")
+
+
+def _of_plain(plain: float) -> str:
+    """What the plain gradient says of a step that is broken."""
+    if math.isnan(plain):
+        return "; whether momentum of other batches does that is not known where the plain gradient is not (plain=False)"
+    return f"; the plain gradient would go down about as steeply ({plain:+.2f}): is a sign wrong?" if plain < WEAK else ""
+
+
+def _carried(together: float, plain: float) -> str:
+    return (
+        f"to first order the step goes against this batch's objective (efficiency {together:+.2f}), where the plain gradient would not "
+        f"({plain:+.2f}): momentum or the moments of other batches; watch whether it stays"
+    )
 
 
 def _rising(efficiency: float, together: float) -> str:

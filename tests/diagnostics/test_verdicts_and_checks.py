@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import affine_divergence as ad
+from affine_divergence.diagnostics._verdict import verdict
 
 X = rows(6, 4)
 
@@ -52,6 +53,98 @@ def test_a_layer_all_of_whose_calls_together_go_up_is_broken() -> None:
     found = ad.diagnose(model, X, None, lambda z: -z[0].sum() - 0.1 * z[1].sum(), optimizer=optimizer)
     assert {row.verdict for row in found.rows} == {"broken"}
     assert all("goes against its objective" in row.reason and "outweigh" not in row.reason for row in found.rows)
+
+
+class _Turns(nn.Module):
+    """Two calls with one weight, of which a loss may weigh each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.layer(x), self.layer(x.flip(0))])
+
+
+PULL = rows(12, 3, seed=5)
+
+
+def _pulled(z: Tensor, aside: float) -> Tensor:
+    """Whose gradient is the same along one direction, and differs by `aside` along another."""
+    return (z * PULL).sum() + aside * (z * PULL.flip(1)).sum()
+
+
+def _after_other_batches(*, plain: bool, aside: float) -> tuple[ad.Diagnosis, Tensor]:
+    """A step by momentum of batches that pull the other way, in part; with the change that it made."""
+    model = _Turns().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    for _ in range(8):
+        optimizer.zero_grad()
+        (-_pulled(model(X), aside)).backward()
+        optimizer.step()
+    before = model(X).detach()
+    optimizer.zero_grad()
+    with ad.Monitor(model, optimizer, every=1, plain=plain) as monitor:
+        _pulled(model(X), -aside).backward()
+        optimizer.step()
+    assert monitor.last is not None
+    return monitor.last, model(X).detach() - before
+
+
+def _jointly(change: Tensor, g: Tensor) -> float:
+    return ((change * g).sum() / (change.norm() * g.norm())).item()
+
+
+def test_a_step_that_momentum_of_other_batches_carries_uphill_is_to_be_looked_at() -> None:
+    aside = 0.5
+    found, change = _after_other_batches(plain=True, aside=aside)
+    g = PULL - aside * PULL.flip(1)
+    step, plain = _jointly(change, g), _jointly(-_gram(X) @ g, g)
+    assert step > 0.05
+    assert plain < -0.1
+    assert step < -0.9 * plain
+    assert len(found.rows) == 2
+    for row in found.rows:
+        assert row.verdict == "look"
+        said = f"(efficiency {step:+.2f}), where the plain gradient would not ({plain:+.2f}): momentum"
+        assert said in row.reason
+        assert row.reason.count("to first order") == 1
+    blind, _ = _after_other_batches(plain=False, aside=aside)
+    for row in blind.rows:
+        assert row.verdict == "broken"
+        assert f"efficiency {step:+.2f}" in row.reason
+        assert "not known where the plain gradient is not" in row.reason
+
+
+def _gram(x: Tensor) -> Tensor:
+    x = torch.cat([torch.cat([x, x.flip(0)]), torch.ones(2 * len(x), 1, dtype=x.dtype)], 1)
+    return x @ x.mT
+
+
+class _Ascends(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.neg_()
+        super().step(closure)
+
+
+@pytest.mark.parametrize("make", [_Turns, lambda: nn.Linear(4, 3)], ids=["reused", "once"])
+def test_a_step_as_steep_uphill_as_the_plain_gradient_is_downhill_is_broken(make: Any) -> None:
+    model = make().double()
+    found = ad.diagnose(model, X, None, bent, optimizer=_Ascends(model.parameters(), lr=1e-3))
+    assert {row.verdict for row in found.rows} == {"broken"}
+    assert all("is a sign wrong?" in row.reason for row in found.rows)
+
+
+def test_a_step_uphill_of_a_plain_gradient_that_is_hardly_downhill_is_broken_and_momentum_no_reason() -> None:
+    row = {"rows": 6, "update_ratio": 0.01, "multiplier_p5": -1.0, "multiplier_p95": 1.0, "alignment_median": 0.0, "efficiency": 0.2}
+    row |= {"below_zero": 0.5, "self_term_p5": 1.0, "self_term_p95": 1.0}
+    ruling, reason = verdict(row, 0.1, 0.2, -0.05)
+    assert ruling == "broken"
+    assert "plain" not in reason
+    assert verdict(row, 0.1, 0.2, -0.5)[0] == "look"
+    assert [verdict(row, 0.1, up, -0.5)[0] for up in (0.44, 0.46)] == ["look", "broken"]
 
 
 def _of_sign(maximize: bool) -> ad.Diagnosis:
