@@ -94,9 +94,16 @@ class Capture:
         self._taken: dict[nn.Module, int] = {}  # with the depth of what had it before
 
     def attach(self) -> None:
-        """Register the hooks, once."""
-        if self._handles:
+        """Register the hooks, once; an error leaves none."""
+        if self._handles or self._taken:
             return
+        try:
+            self._register()
+        except BaseException:
+            self.detach()
+            raise
+
+    def _register(self) -> None:
         self._take()
         self._sharing = _sharing([layer for site in self.found.sites for layer in site.layers])
         for site in self.found.sites:

@@ -137,7 +137,10 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """The rows of one call themselves, in the order of the captured input: what a scatter shows."""
+    """The rows of one call themselves, in the order of the layer's input, those of an attention's projections in that of the attention's.
+
+    What a scatter shows.
+    """
 
     module: str
     call: int

@@ -229,6 +229,24 @@ def test_threads_of_a_diagnosis_are_not_of_a_monitor(include: str | None) -> Non
     assert len(found[0]) == 4
 
 
+class _TakesNoHooks(nn.Linear):
+    def register_forward_hook(self, *_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+
+def test_a_diagnosis_that_cannot_listen_leaves_the_model_to_the_monitor() -> None:
+    model = nn.Sequential(Mlp(), _TakesNoHooks(4, 3)).double()
+    optimizer = sgd(model)
+    with ad.Monitor(model, optimizer, every=1, include="0.*") as monitor:
+        with pytest.raises(ZeroDivisionError):
+            ad.diagnose(model, X, None, bent, optimizer=optimizer)
+        assert len(model[0].first._forward_hooks) == 1
+        bent(model(X)).backward()
+        optimizer.step()
+    assert monitor.last is not None
+    assert [row.module for row in monitor.last.rows] == ["0.first", "0.second"]
+
+
 def test_a_diagnosis_inside_one_has_its_own_calls_and_the_outer_one_its() -> None:
     model = _Branches().double()
     wanted = _by_name(ad.diagnose(copy.deepcopy(model), X, None, bent, lr=0.05))
