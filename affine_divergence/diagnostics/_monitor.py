@@ -46,9 +46,10 @@ class Monitor:
     held until the step, beside a copy of the measured parameters; a layer under activation checkpointing holds its input too.
 
     The first step is logged, then every `every`-th after it. What goes wrong inside is shown once, as a warning,
-    and never stops the training. Under DistributedDataParallel each process sees its own samples: the measures of the actual change
-    are right for them, those of the plain gradient are of this process alone. Layers in code that torch.compile compiled are not
-    seen, and the coverage says so; of an optimiser's step that is compiled nothing is seen at all.
+    or in the measures of one layer is a line of the coverage, and never stops the training. Under DistributedDataParallel each
+    process sees its own samples: the measures of the actual change are right for them, those of the plain gradient are of this
+    process alone. Layers in code that torch.compile compiled are not seen, and the coverage says so; of an optimiser's step that is
+    compiled nothing is seen at all.
 
     Args:
         model: the model that trains.

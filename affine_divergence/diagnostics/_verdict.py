@@ -15,9 +15,9 @@ RISING = 0.05
 UPHILL, WEAK = 0.4, -0.1
 """Share of rows pushed uphill, at an efficiency no better; of steps that had nothing to do with their gradients one half would be, at 0."""
 STEEP = 0.9
-"""Of the slope at which the plain gradient goes down: a step that goes up as steeply is more than momentum of other batches makes.
+"""Of the slope at which the plain gradient goes down: a step that goes up as steeply is taken for more than momentum of other batches.
 
-Of healthy trainings by momentum or Adam steps went up in 2 to 10 % of the calls, at up to 0.86 of it; with its sign wrong one has 1.
+A step of plain descent with its sign wrong has 1.
 """
 SPREAD = 10.0
 """p95/p5 of G_ii: how far apart the learning rates of rows are that are alone."""
