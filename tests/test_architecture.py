@@ -27,9 +27,10 @@ CORE = {part for part, rank in RANK.items() if rank < RANK["lab"]}
 
 # Packages of an extra that a file of the core imports when its functions are called, never when it is imported itself.
 WHEN_CALLED = {
-    "diagnostics/_figures.py": {"matplotlib"},
+    "diagnostics/_axes.py": {"matplotlib"},
     "diagnostics/_frame.py": {"polars"},
     "diagnostics/_page.py": {"jinja2"},
+    "diagnostics/_scatter.py": {"matplotlib"},
     "diagnostics/_style.py": {"matplotlib"},
 }
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from affine_divergence.diagnostics._attention import Layout
+from affine_divergence.diagnostics._call import Call
 from affine_divergence.diagnostics._cleared import cleared
 from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._hooks import AfterHook, BeforeHook, LayerHook, Watch
@@ -34,34 +35,6 @@ DIFFERENTIABLE = "called, and a gradient arrived by a pass with create_graph=Tru
 
 
 _INNERMOST: dict[nn.Module, int] = {}  # of modules that are being diagnosed, the depth of the innermost diagnosis
-
-
-class Call:
-    """One call of a layer: its input, ∂L/∂z, and what tells whether they still are what they were."""
-
-    __slots__ = ("_versions", "counted", "g", "inside", "layer", "layout", "options", "passed", "round", "sequence", "x")
-
-    def __init__(self, layer: Layer, x: Tensor, options: Sequence[Any], layout: Layout | None, round_: int, sequence: int) -> None:
-        self.layout = layout
-        self.layer, self.x, self.options, self.round, self.sequence = layer, x.detach(), options, round_, sequence
-        self.g: Tensor | None = None
-        self.passed = -1  # the last backward by which a gradient arrived
-        self.inside = torch._C._current_graph_task_id()  # the backward that it was made in, as recomputed for a checkpoint, or -1
-        self.counted = False  # among the forward calls
-        self._versions: tuple[int | None, int | None] = (_version(x), None)
-
-    def arrive(self, g: Tensor, passed: int) -> None:
-        """A gradient at the output; several of one call, as of two losses, are one sum."""
-        self.g = g if self.g is None else self.g + g
-        self.passed = passed
-        self._versions = (self._versions[0], _version(self.g))
-
-    def changed(self) -> str | None:
-        """Which of both was changed in place since it was seen."""
-        assert self.g is not None
-        if _version(self.x) != self._versions[0]:
-            return "its input"
-        return "the gradient at its output" if _version(self.g) != self._versions[1] else None
 
 
 class Capture:
@@ -293,7 +266,3 @@ def _adds_up(layer: Layer) -> bool:
         return any(torch._C._will_engine_execute_node(node) for node in nodes)
     except RuntimeError:  # of autograd.grad for this very parameter, which is returned, not added
         return False
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version

@@ -13,7 +13,7 @@ from affine_divergence.diagnostics._told import rows_of_call
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from affine_divergence.diagnostics._capture import Call
+    from affine_divergence.diagnostics._call import Call
     from affine_divergence.diagnostics._layers import Layer
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from affine_divergence.diagnostics._about import about
+from affine_divergence.diagnostics._arguments import check_monitored, check_path, check_runs_hooks
 from affine_divergence.diagnostics._capture import Capture
 from affine_divergence.diagnostics._change import Before
 from affine_divergence.diagnostics._file import append
@@ -22,7 +23,7 @@ from affine_divergence.diagnostics._records import Diagnosis, Row
 from affine_divergence.diagnostics._stepped import stepped, without_autocast
 from affine_divergence.diagnostics._suspended import is_suspended
 from affine_divergence.diagnostics._unstepped import ENOUGH, Unstepped
-from affine_divergence.diagnostics._wrappers import held_by, runs_hooks, unwrapped
+from affine_divergence.diagnostics._wrappers import held_by, unwrapped
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -102,12 +103,12 @@ class Monitor:
         plain: bool = True,
         grad_scaler: Scaler | None = None,
     ) -> None:
-        _check_optimizer(optimizer)
+        check_runs_hooks(optimizer)
         optimizer, of_wrapper = unwrapped(optimizer)
         grad_scaler = of_wrapper if grad_scaler is None else grad_scaler
-        _check(model, optimizer, every, tracker, grad_scaler)
+        check_monitored(model, optimizer, every, tracker, grad_scaler)
         if path is not None:
-            _check_path(Path(path))
+            check_path(Path(path))
         self.every = every
         self.steps = 0
         self.last: Diagnosis | None = None
@@ -286,41 +287,3 @@ def _is_skipped(optimizer: Any) -> bool:
     """Whether a GradScaler found that gradients are not finite and leaves it to the optimiser, as to a fused one, to do nothing."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
-
-
-def _check_path(path: Path) -> None:
-    if path.is_dir():
-        raise ValueError(f"path must be a file to append to, {path} is a folder; name a file in it, as {path / 'diagnosis.jsonl'}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"path: there is no folder {path.parent} to write {path.name} in; make it first")
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; of a wrapper give the one inside")
-    inner, _ = unwrapped(optimizer)
-    if not runs_hooks(inner):
-        raise TypeError(
-            f"optimizer must run step hooks, {type(inner).__name__} was never initialised as a torch.optim.Optimizer and runs none; "
-            f"give the one inside whose step() it calls{held_by(inner)}"
-        )
-
-
-def _check(model: Any, optimizer: Any, every: Any, tracker: Any, grad_scaler: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(every, bool) or not isinstance(every, int):
-        raise TypeError(f"every must be a whole number of steps, got {type(every).__name__}")
-    if every < 1:
-        raise ValueError(f"every must be at least 1, got {every}")
-    if tracker is not None and not callable(tracker):
-        raise TypeError(
-            f"tracker must be a function of (values, step), got {type(tracker).__name__}; "
-            "of a SummaryWriter make one by affine_divergence.integrations.trackers.TensorBoard"
-        )
-    if grad_scaler is not None and not hasattr(grad_scaler, "get_scale"):
-        raise TypeError(f"grad_scaler must be a torch.amp.GradScaler, got {type(grad_scaler).__name__}")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("LBFGS takes several gradients in a step, none of which is that of the step; affine_divergence.diagnose works")
-    if not {p for group in optimizer.param_groups for p in group["params"]} & set(model.parameters()):
-        raise ValueError("optimizer has none of the model's parameters; give the one that trains this model")

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from affine_divergence.diagnostics._extra import needed_for
-from affine_divergence.diagnostics._figures import alignment_figure, extreme, index_of, multiplier_figure, scatter_figure
+from affine_divergence.diagnostics._figures import alignment_figure, multiplier_figure
 from affine_divergence.diagnostics._records import VERDICTS, Diagnosis, Samples
+from affine_divergence.diagnostics._scatter import extreme, index_of, scatter_figure
 from affine_divergence.diagnostics._sentences import (
     BENIGN,
     CORRECTIONS,

@@ -19,7 +19,7 @@ from affine_divergence.functional._rows import wide_dtype
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from affine_divergence.diagnostics._capture import Call
+    from affine_divergence.diagnostics._call import Call
 
 
 @dataclass(frozen=True)

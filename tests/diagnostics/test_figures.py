@@ -10,7 +10,9 @@ import diagnosis_maker as made
 import numpy as np
 import pytest
 
-from affine_divergence.diagnostics._figures import _tick, alignment_figure, drawable, extreme, index_of, multiplier_figure, scatter_figure
+from affine_divergence.diagnostics._axes import tick
+from affine_divergence.diagnostics._figures import alignment_figure, multiplier_figure
+from affine_divergence.diagnostics._scatter import drawable, extreme, index_of, scatter_figure
 from affine_divergence.diagnostics._style import svg
 
 if TYPE_CHECKING:
@@ -251,7 +253,7 @@ def test_the_names_of_rows_lie_on_no_point_and_stand_apart(seed: int) -> None:
 
 @pytest.mark.parametrize(("value", "said"), [(0.0, "0"), (-1e4, "−10000"), (1e6, "1e6"), (-1e7, "−1e7"), (1e-5, "1e−5"), (1e10, "1e10")])
 def test_the_numbers_of_an_axis_are_short(value: float, said: str) -> None:
-    assert _tick(value) == said
+    assert tick(value) == said
 
 
 def test_names_beside_an_axis_are_cut_no_shorter_than_they_can_be_told_apart() -> None:

@@ -10,8 +10,8 @@ from torch import nn
 
 import affine_divergence as ad
 from affine_divergence.diagnostics import _measures
-from affine_divergence.diagnostics._figures import scatter_figure
 from affine_divergence.diagnostics._measures import SUMMARY, Moved, RowSums, summary
+from affine_divergence.diagnostics._scatter import scatter_figure
 
 X = rows(6, 5)
 SPOILT = pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
