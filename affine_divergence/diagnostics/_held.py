@@ -1,6 +1,6 @@
 # How to have back what a model or a loss holds, in the same objects: tensors, arrays, generators, containers, modules, plain objects.
 #
-# Everything that can be reached is looked at once and gives one restore of its own content alone, so that their order does not matter.
+# Everything that can be reached is looked at once and gives one restore of its own content alone.
 from __future__ import annotations
 
 import collections
@@ -37,7 +37,8 @@ class Held:
             if id(value) in self._seen or not _holds(value):
                 continue
             self._seen[id(value)] = value
-            left += [(one, plain or _is_plain(value)) for one in self._at(value, plain)]
+            below = not isinstance(value, nn.Module) and (plain or _is_plain(value))
+            left += [(one, below) for one in self._at(value, plain) if type(one) not in _ATOMS]
 
     def of_optimizers(self, *optimizers: torch.optim.Optimizer) -> Held:
         """What these hold and those that were met, and whatever was not looked at yet."""
@@ -52,7 +53,9 @@ class Held:
 
     def restore(self) -> list[Exception]:
         """What went wrong."""
-        return attempted(self._restores)
+        failed: list[Restore] = []
+        attempted(self._restores, failed)
+        return attempted(failed)  # an expanded view is what it was once its base is
 
     def _at(self, value: Any, plain: bool) -> Iterator[Any]:
         """Keeps what a value holds, and goes on to that."""
@@ -62,6 +65,9 @@ class Held:
             yield from (*value.parameters(), *value.buffers())
         elif isinstance(value, nn.Module):
             registries = value._parameters, value._buffers, value._modules
+            if isinstance(value, nn.parallel.DistributedDataParallel):  # its own attributes go with what is C++'s
+                yield from value._modules.values()
+                return
             for registry in registries:
                 self._restores.append(functools.partial(_refill, registry, dict(registry)))
                 yield from registry.values()
@@ -69,7 +75,7 @@ class Held:
             yield from (one for name, one in vars(value).items() if name not in _OF_ANY_MODULE)
         elif isinstance(value, (Tensor, np.ndarray)):
             self._keep(value, plain)
-        elif isinstance(value, _GENERATORS):
+        elif isinstance(value, GENERATORS):
             self._restores += _generator(value)
         else:
             content = value if isinstance(value, _CONTAINERS) else vars(value)
@@ -77,41 +83,55 @@ class Held:
             if not isinstance(content, tuple):
                 self._restores.append(functools.partial(_refill, content, before))
             yield from before.values() if isinstance(before, dict) else before
+            yield getattr(content, "__dict__", None)  # of a container of somebody's own class
 
     def _keep(self, value: Tensor | np.ndarray[Any, Any], plain: bool) -> None:
         if plain:
-            self._copied += value.nbytes
+            self._copied += value.size * value.itemsize if isinstance(value, np.ndarray) else value.numel() * value.element_size()
             if self._copied > _LARGEST:
                 return
         if isinstance(value, np.ndarray):
-            self._restores += [functools.partial(np.copyto, value, value.copy())] if value.flags.writeable else []
+            if value.flags.writeable and not isinstance(value, np.memmap):  # which is a file
+                self._restores.append(functools.partial(_rewrite_array, value, value.copy()))
         elif value.layout != torch.strided:  # which cannot be compared
             self._restores.append(functools.partial(value.copy_, value.detach().clone()))
-        elif not value.is_meta and value.untyped_storage().data_ptr() not in self._apart:
+        elif not value.is_meta and (value.is_nested or value.untyped_storage().data_ptr() not in self._apart):
             self._restores.append(functools.partial(rewrite, value, value.detach().clone()))
 
 
-def attempted(restores: Iterable[Restore]) -> list[Exception]:
-    """Each, whatever becomes of the others; what went wrong."""
+def attempted(restores: Iterable[Restore], failed: list[Restore] | None = None) -> list[Exception]:
+    """Each, whatever becomes of the others; what went wrong, and with what."""
     errors = []
     for restore in restores:
         try:
             restore()
         except Exception as error:
             errors.append(error)
+            if failed is not None:
+                failed.append(restore)
     return errors
 
 
 def rewrite(tensor: Tensor, before: Tensor) -> None:
     """Where it has changed: an expanded view can be read, not written."""
-    if not torch.equal(tensor, before):
+    try:
+        same = torch.equal(tensor, before)
+    except (RuntimeError, NotImplementedError):  # of a dtype that cannot be compared
+        same = False
+    if not same:
         tensor.detach().copy_(before)
+
+
+def _rewrite_array(array: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> None:
+    if not np.array_equal(array, before):
+        np.copyto(array, before)
 
 
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))  # hooks, and the registries
 _CONTAINERS = dict, list, tuple, set, collections.deque
-_GENERATORS = torch.Generator, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator
-_OTHERS = Tensor, nn.Module, np.ndarray, torch.optim.Optimizer, *_GENERATORS, *_CONTAINERS
+GENERATORS = torch.Generator, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator
+_ATOMS = frozenset((int, float, complex, bool, str, bytes, type(None)))
+_OTHERS = Tensor, nn.Module, np.ndarray, torch.optim.Optimizer, *GENERATORS, *_CONTAINERS
 # Objects of these are not the model's own, or have their state in C.
 _FOREIGN = frozenset(sys.stdlib_module_names - {"argparse", "types"}) | {"torch", "numpy", "lightning", "pytorch_lightning", "accelerate"}
 _CODE = type, types.ModuleType, types.FunctionType, types.MethodType, torch.utils.data.Dataset
@@ -124,9 +144,14 @@ def _holds(value: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Whether it is an object of somebody's own class, whose attributes are its state."""
-    if isinstance(value, (*_OTHERS, *_CODE)) or type(value).__module__.partition(".")[0] in _FOREIGN:
+    if isinstance(value, (*_OTHERS, *_CODE)) or is_foreign(type(value)):
         return False
     return isinstance(getattr(value, "__dict__", None), dict)
+
+
+def is_foreign(code: Any) -> bool:
+    """Whether a class or a function is of the standard library, of torch, or of what trains with it."""
+    return str(getattr(code, "__module__", "")).partition(".")[0] in _FOREIGN
 
 
 def _generator(generator: Any) -> list[Restore]:
@@ -143,19 +168,27 @@ def _generator(generator: Any) -> list[Restore]:
 
 
 def _refill(held: Any, before: Any) -> None:
-    """The content of a container as it was."""
+    """The content of a container as it was, by the methods of its kind: a class of one's own may forbid what is done here."""
     if _same(held, before):
         return
     if isinstance(held, list):
-        held[:] = before
-        return
-    held.clear()
-    held.extend(before) if isinstance(held, collections.deque) else held.update(before)
+        list.__setitem__(held, slice(None), before)
+    elif isinstance(held, collections.deque):
+        collections.deque.clear(held)
+        collections.deque.extend(held, before)
+    elif isinstance(held, set):
+        set.clear(held)
+        set.update(held, before)
+    else:
+        kind = collections.OrderedDict if isinstance(held, collections.OrderedDict) else dict
+        kind.clear(held)
+        for key, value in before.items():
+            kind.__setitem__(held, key, value)
 
 
 def _same(held: Any, before: Any) -> bool:
     if isinstance(held, set):
-        return bool(held == set(before))
-    if isinstance(held, dict):
-        return held.keys() == before.keys() and all(held[key] is value for key, value in before.items())
+        return bool(set(held) == set(before))
+    if isinstance(held, dict):  # in the same order
+        return len(held) == len(before) and all(a is b and held[a] is before[b] for a, b in zip(held, before, strict=True))
     return len(held) == len(before) and all(a is b for a, b in zip(held, before, strict=True))

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import random
 import types
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from affine_divergence.diagnostics._held import Held, attempted, rewrite
+from affine_divergence.diagnostics._held import GENERATORS, Held, attempted, is_foreign, rewrite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,8 @@ class Beginning:
         with torch.no_grad():
             errors = self.held.restore()
         self.randomness.restore()
-        _raise(errors)
+        if errors:  # what came next would be of another beginning
+            raise RuntimeError(_said(errors)) from errors[0]
 
 
 @contextmanager
@@ -83,32 +84,44 @@ def untouched(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, 
                     p.grad = gradient
                 randomness.restore()
                 errors += [*held.restore(), *others.restore()]
-        _raise(errors)
+        if errors:  # the diagnosis is none the worse
+            warnings.warn(_said(errors), RuntimeWarning, stacklevel=4)
 
 
-def _raise(errors: Sequence[Exception]) -> None:
-    if errors:
-        raise RuntimeError(f"something that the model holds could not be put back to what it was: {errors[0]}") from errors[0]
+def _said(errors: Sequence[Exception]) -> str:
+    return f"something that the model holds could not be put back to what it was: {errors[0]}"
 
 
-def _kept_by(loss_fn: Any) -> Iterator[Any]:
-    """What a loss may write to: itself, as a module or an object; the modules of a method's object, and those that a function names."""
+def _kept_by(loss_fn: Any, seen: frozenset[int] = frozenset()) -> Iterator[Any]:
+    """What a loss may write to: an object, its own or that of its method, and the modules and generators that a function names."""
+    if id(loss_fn) in seen:
+        return
+    seen |= {id(loss_fn)}
     if isinstance(loss_fn, functools.partial):
         for one in (loss_fn.func, *loss_fn.args, *loss_fn.keywords.values()):
-            yield from _kept_by(one)
+            yield from _kept_by(one, seen)
     elif isinstance(loss_fn, types.MethodType):
-        own = loss_fn.__self__
-        yield from _modules([own, *vars(own).values()] if hasattr(own, "__dict__") else [])
-        yield from _kept_by(loss_fn.__func__)
+        yield loss_fn.__self__
+        yield from _kept_by(loss_fn.__func__, seen)
     elif isinstance(loss_fn, types.FunctionType):
-        named = inspect.getclosurevars(loss_fn)
-        yield from _modules([*named.nonlocals.values(), *named.globals.values()])
+        for one in _named(loss_fn):
+            if isinstance(one, (nn.Module, *GENERATORS)):
+                yield one
+            elif isinstance(one, functools.partial) or (isinstance(one, (types.FunctionType, types.MethodType)) and not is_foreign(one)):
+                yield from _kept_by(one, seen)
     else:
         yield loss_fn
 
 
-def _modules(values: Iterable[Any]) -> Iterator[nn.Module]:
-    return (value for value in values if isinstance(value, nn.Module))
+def _named(function: types.FunctionType) -> Iterator[Any]:
+    """The values of its free variables and of the globals that it names, as far as there are any."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # an empty one
+            yield cell.cell_contents
+    codes = [function.__code__]
+    for code in codes:  # and of functions that it makes
+        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
 
 
 def _tensors(value: Any) -> list[Tensor]:

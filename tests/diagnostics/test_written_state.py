@@ -9,6 +9,7 @@ import random
 import threading
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,6 +125,20 @@ class _Own:
         vars(self).update(attributes)
 
 
+class _Refuses(list[float]):
+    def __setitem__(self, *_: Any) -> None:
+        raise TypeError("it grows only")
+
+
+class _Forbids(collections.OrderedDict[str, float]):
+    def update(self, *_: Any, **__: Any) -> None:
+        raise TypeError("by key only")
+
+
+class _Attributed(list[float]):
+    n: float
+
+
 def _parent_and_teacher() -> list[nn.Module]:
     teacher = nn.BatchNorm1d(1).double()
     teacher.parent = [teacher]  # type: ignore[assignment]
@@ -166,6 +181,25 @@ KEPT = {
         lambda held: held.inner.t.add_(1.0),
         lambda held: held.inner.t.item(),
         lambda held: held.inner.t.item(),
+    ),
+    "list that forbids writes": _Kept(lambda: _Refuses([1.0]), lambda held: held.append(1.0), sum),
+    "order of a dict": _Kept(
+        lambda: {"a": 1.0, "b": 2.0},
+        lambda held: held.update(a=held.pop("a")),
+        lambda held: next(iter(held.values())),
+        lambda held: list(held.items()),
+    ),
+    "dict that forbids updates": _Kept(
+        lambda: _Forbids(a=1.0, b=2.0),
+        lambda held: held.move_to_end(next(iter(held))),
+        lambda held: next(iter(held.values())),
+        lambda held: list(held.items()),
+    ),
+    "attribute of a container": _Kept(
+        lambda: _Attributed([1.0]),
+        lambda held: vars(held).update(n=vars(held).get("n", 0.0) + 1.0),
+        lambda held: held.n,
+        lambda held: vars(held).copy(),
     ),
     "module in a list": _Kept(
         _parent_and_teacher,
@@ -318,11 +352,6 @@ def test_a_trainer_whose_method_is_the_loss_may_hold_model_and_optimiser() -> No
     assert trainer.counts.seen.item() == 0.0
 
 
-class _Refuses(list[float]):
-    def __setitem__(self, *_: Any) -> None:
-        raise TypeError("it grows only")
-
-
 def _with(**kept: Any) -> nn.Module:
     model = Mlp().double()
     for name, value in kept.items():
@@ -351,16 +380,76 @@ def test_a_buffer_without_values_is_let_be() -> None:
     _diagnosed(model, rows(6, 5), None, bent)
 
 
+def _adds_and_locks(array: np.ndarray[Any, Any]) -> None:
+    if array.flags.writeable:
+        array += 1.0
+        array.flags.writeable = False
+
+
 def test_what_cannot_be_put_back_is_told_and_all_else_is_put_back() -> None:
-    model = _Notes(_Kept(lambda: _Refuses([1.0]), lambda held: held.append(1.0), lambda held: sum(held))).double()
+    model = _Notes(_Kept(lambda: np.ones(1), _adds_and_locks, lambda held: float(held[0]))).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    _squares(model(X), Y).backward()
+    _squares(model.layer(X), Y).backward()
     optimizer.step()
     gradients, before = [p.grad for p in model.parameters()], _values(model)
-    with pytest.raises(RuntimeError, match="could not be put back to what it was: it grows only"):
+    with pytest.raises(RuntimeError, match=r"could not be put back to what it was: .*read-only"):
         ad.diagnose(model, X, Y, _squares, optimizer=optimizer)
     assert _values(model) == before
     assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients, strict=True))
+
+
+def test_a_diagnosis_that_is_finished_is_not_lost_over_what_cannot_be_put_back() -> None:
+    forwards = iter(range(9))
+
+    def write(array: np.ndarray[Any, Any]) -> None:
+        if next(forwards) == 1:  # the last
+            _adds_and_locks(array)
+
+    model = _Notes(_Kept(lambda: np.ones(1), write, lambda held: float(held[0]))).double()
+    before = _values(model)
+    with pytest.warns(RuntimeWarning, match="could not be put back to what it was") as warned:
+        found = ad.diagnose(model, X, Y, _squares, lr=SMALL, counterfactual=False)
+    assert found.rows
+    assert warned[0].filename == __file__
+    assert _values(model) == before
+
+
+class _Running(nn.Module):
+    """A statistic that its forward moves, and a view of it that cannot be written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.views = [torch.zeros(1, 4, dtype=torch.float64)]
+        self.register_buffer("mean", self.views[0])
+        self.views.append(self.views[0].expand(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.views[0] += 1.0
+        z: Tensor = self.layer(x) * self.views[1].sum()
+        return z
+
+
+def test_an_expanded_view_is_what_it_was_with_its_base() -> None:
+    model = _Running()
+    model.layer.double()
+    _diagnosed(model)
+    assert not model.views[0].any()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _Own(adjacency=torch.eye(4).to_sparse()),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.ones(4, dtype=torch.complex32),
+    ],
+    ids=["sparse", "nested", "complex32"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_tensors_that_cannot_be_compared_are_no_hindrance(make: Callable[[], Any]) -> None:
+    _diagnosed(_with(kept=make()), rows(6, 5), None, bent)
 
 
 def test_the_data_that_objects_hold_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,11 +491,33 @@ class _Counts(nn.Module):
         return _squares(z, y) / self.seen  # type: ignore[operator]
 
 
+class _Trainer:
+    def __init__(self, counts: _Counts) -> None:
+        self.nets, self.calls = {"counts": counts}, 0
+
+    def loss(self, z: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        loss: Tensor = self.nets["counts"](z, y) * self.calls
+        return loss
+
+
+def _calls(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return loss_fn(z, y) if z.numel() else not_there(z)
+
+    if not callable(loss_fn):
+        not_there = loss_fn  # a free variable without a value
+    return loss
+
+
 LOSSES: dict[str, Callable[[_Counts], Callable[..., Tensor]]] = {
     "module": lambda counts: counts,
     "bound method": lambda counts: counts.forward,
+    "method": lambda counts: _Trainer(counts).loss,
     "closure": lambda counts: lambda z, y: counts(z, y),
+    "function in a closure": lambda counts: _calls(lambda z, y: counts(z, y)),
     "partial": lambda counts: functools.partial(lambda counts, z, y: counts(z, y), counts),
+    "partial in a closure": lambda counts: _calls(functools.partial(lambda counts, z, y: counts(z, y), counts)),
 }
 
 
@@ -559,3 +670,22 @@ def test_two_threads_get_the_numbers_of_one_and_compilation_is_allowed_again() -
         thread.join()
     assert in_threads == [[one] * 10 for one in alone]
     assert dynamo._stance.stance == "default"
+
+
+def test_a_ddp_model_of_a_static_graph_trains_on(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'ddp'}", rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+        model = nn.parallel.DistributedDataParallel(copy.deepcopy(plain), static_graph=True)
+        for net in (model, plain):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            if net is model:
+                ad.diagnose(net, X, Y, _squares, optimizer=optimizer)
+            for _ in range(2):
+                optimizer.zero_grad()
+                _squares(net(X), Y).backward()
+                optimizer.step()
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    finally:
+        torch.distributed.destroy_process_group()
