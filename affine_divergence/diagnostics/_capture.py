@@ -13,7 +13,7 @@ from torch import nn
 
 from affine_divergence.diagnostics._attention import Layout
 from affine_divergence.diagnostics._call import Call
-from affine_divergence.diagnostics._cleared import cleared
+from affine_divergence.diagnostics._cleared import Gone, asked, gone, stepped_by
 from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._hooks import AfterHook, BeforeHook, LayerHook, Watch
 from affine_divergence.diagnostics._layers import Found, Layer
@@ -30,7 +30,11 @@ ADDS_NOTHING = (
     "called, and a gradient arrived by a pass that does not add to .grad, as torch.autograd.grad, which is not captured: "
     "use loss.backward()"
 )
-CLEARED = "called, and its gradient was gone when the optimiser stepped: cleared, as by zero_grad(), or something else had stepped"
+CLEARED = (
+    "called, and its gradient was gone when the optimiser stepped: cleared, as by zero_grad(), set to zero by hand or by a hook, or "
+    "something else had stepped"
+)
+PARTLY = "the gradient of its weight or of its bias, not of both, was cleared or set to zero after a pass that its rows are of"
 DIFFERENTIABLE = "called, and a gradient arrived by a pass with create_graph=True, which is not captured: use a loss.backward() without it"
 
 
@@ -43,15 +47,17 @@ class Capture:
     def __init__(
         self,
         found: Found,
+        optimizer: torch.optim.Optimizer,
         failed: Callable[[Exception], None] | None = None,
         dropped: Callable[[Layer], None] | None = None,
     ) -> None:
-        self.found = found
+        self.found, self.optimizer = found, optimizer
         self.listening = False
         self.forwards: Counter[Layer] = Counter()
         self.unheard: dict[nn.Module, str] = {}  # how a module was called where nothing is learned
         self.aside: dict[Layer, str] = {}  # by what a gradient arrived that is not kept
         self.faults: dict[Layer, str] = {}  # what went wrong with one
+        self.partly: set[Layer] = set()  # of whose parameters' gradients one has its calls, and another has not
         self._failed = failed
         self._dropped = dropped  # told of a layer whose gradient was dropped before a step
         self._depth = depth()
@@ -61,6 +67,9 @@ class Capture:
         self._kept: dict[Layer, list[Call]] = defaultdict(list)
         self._sharing: dict[Layer, list[Layer]] = {}  # of each layer those that have a parameter of its, itself too
         self._passed: dict[Layer, int] = {}  # the last backward that reached a layer
+        self._settled: dict[int, int] = {}  # of calls before a step, by which backward they had their gradient
+        self._stepped: tuple[int, Container[nn.Parameter]] = (-1, ())  # in the last backward, the parameters that the optimiser has
+        self._gone: tuple[int, Gone] = (-1, Gone({}, set()))  # what .grad lacked when the last one that counts began
         self._outer: dict[int, int] = {}  # the one that a backward inside another belongs to
         self._handles: list[RemovableHandle] = []
         self._watches: list[Watch] = []
@@ -125,15 +134,28 @@ class Capture:
         self.unheard.clear()
         self.aside.clear()
         self.faults.clear()
+        self.partly.clear()
         self._round += 1
         self._sequence = 0
         self._passed.clear()
         self._outer.clear()
+        self._settled.clear()
+        self._stepped, self._gone = (-1, ()), (-1, Gone({}, set()))
 
-    def settle(self, parameters: Container[nn.Parameter]) -> None:
-        """Before a step that changes these parameters: what was cleared since it arrived has no part in it."""
-        stepped = [call for call in self.calls if any(part is not None and part.parameter in parameters for part in call.layer.parts)]
-        self._forget(cleared(stepped))
+    def settle(self) -> None:
+        """Before a step: what was cleared since it arrived has no part in it."""
+        self._settle(self.calls)
+        self._settled = {id(call): call.passed for call in self.calls}
+
+    def settle_again(self) -> None:
+        """After a step with a closure, which may have cleared what was there before it."""
+        self._settle([call for call in self.calls if self._settled.get(id(call)) == call.passed])
+
+    def _settle(self, calls: Sequence[Call]) -> None:
+        stepped = stepped_by(self.optimizer)
+        lacking = gone([call for call in calls if any(part.parameter in stepped for part in asked(call.layer, stepped))], stepped)
+        self._forget([call for calls in lacking.calls.values() for call in calls])
+        self.partly |= lacking.partly
 
     @property
     def calls(self) -> list[Call]:
@@ -201,13 +223,15 @@ class Capture:
         if call.round != self._round or not self.listening or call.layer in self.faults:
             return
         # A pass with create_graph is differentiated again; what it adds to the parameters comes with the second pass.
-        if differentiable or not _adds_up(call.layer):
+        present = self._pass_of(call)
+        if self._stepped[0] != present:
+            self._stepped = present, stepped_by(self.optimizer)
+        if differentiable or not _adds_up(call.layer, self._stepped[1]):
             self.aside[call.layer] = DIFFERENTIABLE if differentiable else ADDS_NOTHING
             return
-        present = self._pass_of(call)
         if self._passed.get(call.layer) != present:  # .grad has nothing of it yet: what it lacks of earlier ones was cleared
             self._passed[call.layer] = present
-            self._drop(cleared(c for layer in self._sharing[call.layer] for c in self._kept[layer] if c.passed != present))
+            self._drop_gone(call.layer, present)
         if call.g is None:
             self._kept[call.layer].append(call)
             self._count(call)
@@ -225,8 +249,14 @@ class Capture:
             call.counted = True
             self.forwards[call.layer] += 1
 
-    def _drop(self, calls: Sequence[Call]) -> None:
-        """Forget calls whose gradient was dropped before another backward."""
+    def _drop_gone(self, layer: Layer, present: int) -> None:
+        """Forget calls of a layer, and of those that share its parameters, whose gradient was dropped before the present backward."""
+        if self._gone[0] != present:  # asked at its beginning and for all layers: each answer would hold up a GPU
+            kept = [call for call in self.calls if call.passed != present]
+            self._gone = present, gone(kept, self._stepped[1])
+        sharing, lacking = self._sharing[layer], self._gone[1]
+        calls = [call for one in sharing for call in lacking.calls.pop(one, ()) if call.passed != present]
+        self.partly |= lacking.partly.intersection(sharing)
         self._forget(calls)
         if self._dropped is not None:
             for layer in {call.layer: None for call in calls}:
@@ -240,6 +270,8 @@ class Capture:
             self.forwards[call.layer] -= 1
             self._kept[call.layer].remove(call)
             self.aside[call.layer] = CLEARED
+            if not self._kept[call.layer]:
+                self.partly.discard(call.layer)
 
 
 def _sharing(layers: Sequence[Layer]) -> dict[Layer, list[Layer]]:
@@ -257,9 +289,9 @@ def learns(layer: Layer) -> bool:
     return any(part is not None and part.parameter.requires_grad for part in layer.parts)
 
 
-def _adds_up(layer: Layer) -> bool:
-    """Whether the present pass adds to the gradient of the layer's parameters; one for the gradient of something else does not."""
-    learning = [part.parameter for part in layer.parts if part is not None and part.parameter.requires_grad]
+def _adds_up(layer: Layer, stepped: Container[nn.Parameter]) -> bool:
+    """Whether the present pass adds to the gradient of what is stepped of the layer; one for the gradient of something else does not."""
+    learning = [part.parameter for part in asked(layer, stepped) if part.parameter.requires_grad]
     with torch.enable_grad():
         nodes: list[Any] = [parameter.view_as(parameter).grad_fn.next_functions[0][0] for parameter in learning]  # type: ignore[union-attr]
     try:

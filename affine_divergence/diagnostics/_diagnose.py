@@ -102,7 +102,7 @@ def diagnose(
     check_trains(optimizer, model)
     with _ONE_AT_A_TIME, suspended(), _eager(), untouched(model, optimizer, loss_fn) as beginning, torch.enable_grad():
         batch = Batch(model, inputs, targets, loss_fn, beginning)
-        with Capture(found) as capture:
+        with Capture(found, optimizer) as capture:
             capture.listening = True
             loss = batch.loss()
             check_loss(loss)
@@ -112,7 +112,7 @@ def diagnose(
                 capture.listening = False
                 had = {p: p.grad.detach().clone() for p in beginning.parameters if p.grad is not None}
                 before = Before.of(optimizer, beginning.values, beginning.values, assumed=assumed)
-                capture.settle(before.values)
+                capture.settle()
                 take_step(optimizer, batch)
                 drop_gradients(had)
             del loss  # with the hooks in its graph, that hold what was captured

@@ -119,7 +119,7 @@ class Monitor:
         self._tracker = tracker
         self._plain = plain
         self._scaler = grad_scaler
-        self._capture = Capture(find_layers(self._model, include), failed=self._failed, dropped=self._dropped)
+        self._capture = Capture(find_layers(self._model, include), optimizer, failed=self._failed, dropped=self._dropped)
         self._before: Before | None = None
         self._skipped = False
         self._unstepped = Unstepped()
@@ -172,7 +172,7 @@ class Monitor:
             self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
             layers = [layer for site in self._capture.found.sites for layer in site.layers]
             self._before = Before.of(optimizer, {part.parameter for layer in layers for part in layer.parts if part is not None})
-            self._capture.settle(self._before.values)
+            self._capture.settle()
         except Exception as error:
             self._failed(error)
 
@@ -185,6 +185,8 @@ class Monitor:
             return
         try:
             if self._capture.listening and self._before is not None:
+                if _has_closure(args, kwargs):
+                    self._capture.settle_again()
                 self._log(self._before)
         except Exception as error:
             self._failed(error)
@@ -281,6 +283,11 @@ def _warn(text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except RuntimeWarning:  # warnings are errors here: not a reason to stop a training
         print(f"affine_divergence: {text}", file=sys.stderr)
+
+
+def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Of a step, by what it was called with: the optimiser, and what else there was."""
+    return any(callable(value) for value in (*args[1:], *kwargs.values()))
 
 
 def _is_skipped(optimizer: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import diagnosis_oracles as oracles
 import pytest
@@ -11,6 +12,7 @@ import torch
 from diagnosis_cases import Mlp, agree, bent, rows, sgd, statuses
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import affine_divergence as ad
@@ -224,3 +226,152 @@ def test_where_only_the_gradient_of_a_bias_is_gone_the_self_check_says_so() -> N
     reasons = {check.parameter: check.reason for check in monitor.last.checks if not check.ok}
     assert list(reasons) == ["first.bias"]
     assert "was gone when the optimiser stepped" in reasons["first.bias"]
+
+
+def _biases(model: nn.Module) -> list[nn.Parameter]:
+    return [model.first.bias, model.second.bias]
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_only_the_parameters_that_the_optimiser_steps_are_asked_whether_a_gradient_is_there(plain: bool) -> None:
+    # The weights learn, this optimiser has them not, and nobody clears their gradients.
+    found = []
+    for skipped in (True, False):
+        torch.manual_seed(0)
+        model = Mlp().double()
+        optimizer = torch.optim.SGD(_biases(model), lr=0.05)
+        with ad.Monitor(model, optimizer, every=1, plain=plain) as monitor:
+            if skipped:
+                bent(model(3 * X)).backward()
+                optimizer.zero_grad()
+            bent(model(X)).backward()
+            optimizer.step()
+        assert monitor.last is not None
+        found.append(monitor.last)
+    assert [(row.module, row.call) for row in found[0].rows] == [("first", 0), ("second", 0)]
+    for row, wanted in zip(found[0].rows, found[1].rows, strict=True):
+        agree(row, {name: value for name, value in vars(wanted).items() if isinstance(value, float)})
+        assert (row.verdict, row.reason) == (wanted.verdict, wanted.reason)
+
+
+def test_parameters_that_an_optimiser_gets_later_are_asked_too() -> None:
+    model = Mlp().double()
+    optimizer = torch.optim.SGD(model.second.parameters(), lr=0.05)
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        bent(model(X)).backward()
+        optimizer.step()
+        optimizer.add_param_group({"params": [model.first.bias]})
+        for factor in (1.0, 3.0):
+            optimizer.zero_grad()
+            bent(model(factor * X)).backward()
+        optimizer.step()
+    assert monitor.last is not None
+    assert [(row.module, row.call) for row in monitor.last.rows] == [("first", 0), ("second", 0)]
+    assert all(check.ok for check in monitor.last.checks)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_sparse_gradient_without_entries_is_gone(sparse: bool, plain: bool) -> None:
+    layer = nn.Embedding(8, 4, sparse=sparse).double()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
+    with ad.Monitor(layer, optimizer, every=1, plain=plain) as monitor:
+        bent(layer(torch.tensor([1, 2, 3]))).backward()
+        optimizer.zero_grad(set_to_none=False)
+        bent(layer(torch.tensor([4, 5]))).backward()
+        optimizer.step()
+    assert monitor.last is not None
+    assert [(row.call, row.rows) for row in monitor.last.rows] == [(0, 2)]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_the_closure_of_a_step_clears_has_no_part_in_it(plain: bool, named: bool) -> None:
+    model = Mlp(inplace=False).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.01)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = bent(model.second(model.first(X).detach()))
+        loss.backward()
+        return loss
+
+    with ad.Monitor(model, optimizer, every=1, plain=plain) as monitor:
+        bent(model(X)).backward()
+        optimizer.step(**{"closure": closure}) if named else optimizer.step(closure)
+    assert monitor.last is not None
+    assert [(row.module, row.call) for row in monitor.last.rows] == [("second", 0)]
+    assert "was gone" in statuses(monitor.last)["first"][1]
+    assert all(check.ok for check in monitor.last.checks)
+
+
+def test_what_a_closure_adds_to_stays() -> None:
+    model = Mlp(inplace=False).double()
+    optimizer = sgd(model)
+
+    def closure() -> Tensor:
+        loss = bent(model(2 * X))
+        loss.backward()
+        return loss
+
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        bent(model(X)).backward()
+        optimizer.step(closure)
+    assert monitor.last is not None
+    assert [(row.module, row.call) for row in monitor.last.rows] == [("first", 0), ("second", 0), ("first", 1), ("second", 1)]
+    assert all(check.ok for check in monitor.last.checks)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_gradient_that_a_hook_sets_to_zero_is_told_and_one_that_is_cleared_is_not(passes: int) -> None:
+    model = Mlp(inplace=False).double()
+    for parameter in model.first.parameters():
+        parameter.register_hook(torch.zeros_like)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.1)
+    with ad.Monitor(model, optimizer, every=1) as monitor:
+        for _ in range(passes):
+            bent(model(X)).backward()
+        optimizer.step()
+        told = monitor.last
+        optimizer.zero_grad()
+        for _ in range(passes):
+            bent(model(X)).backward()
+        optimizer.zero_grad(set_to_none=False)
+        bent(model.second(model.first(X).detach())).backward()
+        optimizer.step()
+    assert told is not None
+    assert [row.module for row in told.rows] == ["first", "second"] * passes
+    assert [row.verdict for row in told.rows if row.module == "first"] == ["look"] * passes
+    assert {c.parameter for c in told.checks if not c.ok} == {"first.weight", "first.bias"}
+    assert monitor.last is not None
+    assert [row.module for row in monitor.last.rows] == ["second"]
+    assert "by a hook" in statuses(monitor.last)["first"][1]
+
+
+class _Answers(TorchDispatchMode):
+    """Counts the numbers that are brought from the device to Python one by one, and the lists of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.single += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+def _asked_for(depth: int, set_to_none: bool) -> int:
+    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(depth))).double()
+    optimizer = sgd(model)
+    with ad.Monitor(model, optimizer, every=1) as monitor, _Answers() as answers:
+        for _ in range(3):
+            bent(model(X)).backward()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        bent(model(X)).backward()
+        assert len(monitor._capture.calls) == depth
+    return answers.single
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_whether_gradients_are_there_is_no_wait_for_each_layer(set_to_none: bool) -> None:
+    assert _asked_for(12, set_to_none) == _asked_for(3, set_to_none)
