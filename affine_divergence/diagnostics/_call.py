@@ -1,7 +1,7 @@
 # One call of a layer, as it was seen.
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,12 +33,40 @@ class Call:
         self.passed = passed
         self._versions = (self._versions[0], _version(self.g))
 
+    def keep_input(self, places: Container[int]) -> None:
+        """Take a copy of an input that lies in one of these storages: it is a parameter, or a view of one, which the step changes."""
+        if _place(self.x) in places and not self.changed_input():
+            self.x = _copied(self.x)
+            self._versions = _version(self.x), self._versions[1]
+
+    def changed_input(self) -> bool:
+        """Whether it was changed in place since it was seen."""
+        return _version(self.x) != self._versions[0]
+
     def changed(self) -> str | None:
         """Which of both was changed in place since it was seen."""
         assert self.g is not None
-        if _version(self.x) != self._versions[0]:
+        if self.changed_input():
             return "its input"
         return "the gradient at its output" if _version(self.g) != self._versions[1] else None
+
+
+def places(tensors: Iterable[Tensor]) -> set[int]:
+    """Where the storages of tensors lie."""
+    return {place for tensor in tensors if (place := _place(tensor))}
+
+
+def _place(tensor: Tensor) -> int:
+    """Where its storage lies; 0 where it has none, as a sparse one or a wrapper of others."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def _copied(x: Tensor) -> Tensor:
+    """A copy in which what was expanded is expanded again."""
+    return x[tuple(slice(None, 1) if stride == 0 else slice(None) for stride in x.stride())].clone().expand(x.shape)
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from affine_divergence.diagnostics._attention import Layout
-from affine_divergence.diagnostics._call import Call
+from affine_divergence.diagnostics._call import Call, places
 from affine_divergence.diagnostics._cleared import Gone, asked, gone, stepped_by
 from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._hooks import AfterHook, BeforeHook, LayerHook, Watch
@@ -67,6 +67,7 @@ class Capture:
         self._kept: dict[Layer, list[Call]] = defaultdict(list)
         self._sharing: dict[Layer, list[Layer]] = {}  # of each layer those that have a parameter of its, itself too
         self._passed: dict[Layer, int] = {}  # the last backward that reached a layer
+        self._own: set[int] = set()  # in a step, where the parameters lie that it changes
         self._settled: dict[int, int] = {}  # of calls before a step, by which backward they had their gradient
         self._stepped: tuple[int, Container[nn.Parameter]] = (-1, ())  # in the last backward, the parameters that the optimiser has
         self._gone: tuple[int, Gone] = (-1, Gone({}, set()))  # what .grad lacked when the last one that counts began
@@ -139,12 +140,16 @@ class Capture:
         self._sequence = 0
         self._passed.clear()
         self._outer.clear()
+        self._own.clear()
         self._settled.clear()
         self._stepped, self._gone = (-1, ()), (-1, Gone({}, set()))
 
     def settle(self) -> None:
         """Before a step: what was cleared since it arrived has no part in it."""
         self._settle(self.calls)
+        self._own = places(stepped_by(self.optimizer))
+        for call in self.calls:
+            call.keep_input(self._own)
         self._settled = {id(call): call.passed for call in self.calls}
 
     def settle_again(self) -> None:
@@ -236,6 +241,8 @@ class Capture:
             self._kept[call.layer].append(call)
             self._count(call)
         call.arrive(g, present)
+        if self._own:  # in the closure of a step
+            call.keep_input(self._own)
 
     def _pass_of(self, call: Call) -> int:
         """The backward that runs, or where that is one of a recomputed part inside another, the outermost."""
