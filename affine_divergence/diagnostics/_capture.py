@@ -34,7 +34,8 @@ CLEARED = (
     "called, and its gradient was gone when the optimiser stepped: cleared, as by zero_grad(), set to zero by hand or by a hook, or "
     "something else had stepped"
 )
-PARTLY = "the gradient of its weight or of its bias, not of both, was cleared or set to zero after a pass that its rows are of"
+PARTLY = "a gradient of its parameters was cleared or set to zero, by hand or by a hook, and its rows are told as if it were there"
+PENALISED = "a part of its gradient may come by a pass with create_graph=True, as of a gradient penalty, which is not captured"
 DIFFERENTIABLE = "called, and a gradient arrived by a pass with create_graph=True, which is not captured: use a loss.backward() without it"
 
 
@@ -57,6 +58,7 @@ class Capture:
         self.unheard: dict[nn.Module, str] = {}  # how a module was called where nothing is learned
         self.aside: dict[Layer, str] = {}  # by what a gradient arrived that is not kept
         self.faults: dict[Layer, str] = {}  # what went wrong with one
+        self.differentiated: set[Layer] = set()  # that a pass with create_graph=True reached
         self.partly: set[Layer] = set()  # of whose parameters' gradients one has its calls, and another has not
         self._failed = failed
         self._dropped = dropped  # told of a layer whose gradient was dropped before a step
@@ -135,6 +137,7 @@ class Capture:
         self.unheard.clear()
         self.aside.clear()
         self.faults.clear()
+        self.differentiated.clear()
         self.partly.clear()
         self._round += 1
         self._sequence = 0
@@ -166,6 +169,10 @@ class Capture:
     def calls(self) -> list[Call]:
         """Those that a gradient arrived for."""
         return [call for of_layer in self._kept.values() for call in of_layer]
+
+    def doubt(self, layer: Layer) -> str:
+        """Why its calls may not be all that its parameters' gradients are made of, where no check tells."""
+        return PARTLY if layer in self.partly else PENALISED if layer in self.differentiated else ""
 
     def in_order(self) -> list[Call]:
         """The calls as they were made."""
@@ -233,6 +240,8 @@ class Capture:
             self._stepped = present, stepped_by(self.optimizer)
         if differentiable or not _adds_up(call.layer, self._stepped[1]):
             self.aside[call.layer] = DIFFERENTIABLE if differentiable else ADDS_NOTHING
+            if differentiable:
+                self.differentiated.add(call.layer)
             return
         if self._passed.get(call.layer) != present:  # .grad has nothing of it yet: what it lacks of earlier ones was cleared
             self._passed[call.layer] = present

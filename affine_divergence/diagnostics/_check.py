@@ -80,7 +80,10 @@ def _tolerance(eps: float, *, scaled: bool) -> float:
 
 _GONE = "its gradient was gone when the optimiser stepped: something else had stepped, or cleared it"
 _NOT_FINITE = "its gradient, or what the captured calls make of it, is not finite: there is nothing to compare"
-_CAUSES = "a use of its parameters that no hook sees, a gradient changed by hand, or an output hook"
+_CAUSES = (
+    "a gradient penalty (create_graph=True), a use of its parameters that no hook sees, a gradient changed or in part cleared by hand, or "
+    "an output hook"
+)
 
 
 def _as_its_layer(one: Told) -> Pair:

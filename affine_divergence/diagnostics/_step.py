@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from affine_divergence.diagnostics._change import Before, Parameter, norm
+from affine_divergence.diagnostics._change import Before, norm
 from affine_divergence.diagnostics._gradients import Gradients
 from affine_divergence.diagnostics._layers import Layer
 from affine_divergence.diagnostics._measures import SHARES, SUMMARY, Moved, RowSums, efficiency, interference, row_sums, summary
@@ -81,13 +81,19 @@ def _added(sums: RowSums, moved: Moved) -> list[Tensor]:
     return [torch.where(sums.used, t, 0.0).sum() for t in (*moved, sums.gg)]
 
 
-def rows_of(accounts: Sequence[Account], wrong: Mapping[str, str], names: Mapping[Parameter, str]) -> list[Row]:
-    """The rows, with verdicts; wrong is what the self-check said, by parameter."""
+def rows_of(accounts: Sequence[Account], unexplained: Mapping[Layer, str], aside: Container[Layer]) -> list[Row]:
+    """The rows, with verdicts.
+
+    unexplained: why the rows of a layer are not known to make its gradients; aside: the layers that a pass with create_graph=True reached.
+    """
     found = transferred([[*one.numbers.values()] for one in accounts])
-    return [_row(one, dict(zip(one.numbers, values, strict=True)), wrong, names) for one, values in zip(accounts, found, strict=True)]
+    return [
+        _row(one, dict(zip(one.numbers, values, strict=True)), unexplained.get(one.told.layer, ""), one.told.layer in aside)
+        for one, values in zip(accounts, found, strict=True)
+    ]
 
 
-def _row(one: Account, found: Mapping[str, float], wrong: Mapping[str, str], names: Mapping[Parameter, str]) -> Row:
+def _row(one: Account, found: Mapping[str, float], check: str, aside: bool) -> Row:
     measures = (*SUMMARY, "update_ratio")
     values: dict[str, Any] = dict.fromkeys((*measures, *(f"{name}_plain" for name in measures), "interference"), math.nan) | dict(found)
     values["rows"] = int(found["rows"])
@@ -95,10 +101,8 @@ def _row(one: Account, found: Mapping[str, float], wrong: Mapping[str, str], nam
     kept = found.get("rank", math.nan)
     values["rank"] = None if math.isnan(kept) else int(kept)
     layer = one.told.layer
-    parameters = [names.get(part.parameter, "?") for part in layer.parts if part is not None]
-    check = next((wrong[name] for name in parameters if name in wrong), "")
     jointly = values.pop("together"), values.pop("together_plain", math.nan)
-    ruling, reason = verdict(values, one.lr, *jointly, assumed=one.assumed, check=check)
+    ruling, reason = verdict(values, one.lr, *jointly, assumed=one.assumed, check=check, aside=aside)
     return Row(module=layer.name, call=one.told.number, type=layer.type, verdict=ruling, reason=reason, rank_limit=one.rank_limit, **values)
 
 

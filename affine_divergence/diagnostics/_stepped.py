@@ -13,6 +13,7 @@ from affine_divergence.diagnostics._check import Compared, checks, compared
 from affine_divergence.diagnostics._coverage import coverage
 from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._gradients import plain as plain_gradient, total
+from affine_divergence.diagnostics._layers import Layer
 from affine_divergence.diagnostics._records import Check, Coverage, Row, Samples, badness
 from affine_divergence.diagnostics._samples import samples_of
 from affine_divergence.diagnostics._step import Account, account, rows_of, together
@@ -66,7 +67,7 @@ def stepped(
     checked = checks(comparisons, names, scaled=scaled)
     calls = [one for one in calls if id(one) in accounts]
     in_order = [accounts[id(one)] for one in calls]
-    rows = rows_of(in_order, {one.parameter: one.reason for one in checked if not one.ok}, names)
+    rows = rows_of(in_order, _unexplained(calls, checked, names, capture), capture.differentiated)
     worst = sorted(range(len(rows)), key=lambda place: badness(rows[place]))[:sampled]
     measured = {one.layer.name for one in calls}
     lines = coverage(model, capture, measured, failed, had, compiled=compiled)
@@ -83,6 +84,16 @@ def _told_together(
     for one in accounts:
         one.numbers.update(jointly)
     return accounts, [] if gradients is None else compared(accounts, gradients, had, before)
+
+
+def _unexplained(calls: Sequence[Told], checked: Sequence[Check], names: Mapping[Parameter, str], capture: Capture) -> dict[Layer, str]:
+    """Why the rows of layers are not known to make their gradients: what the self-check says, or where there is none what was seen."""
+    reasons = {one.parameter: one.reason for one in checked}
+    found: dict[Layer, str] = {}
+    for layer in {one.layer: None for one in calls}:
+        own = [reasons[name] for part in layer.parts if part is not None and (name := names.get(part.parameter, "?")) in reasons]
+        found[layer] = next((reason for reason in own if reason), "") if own else capture.doubt(layer)
+    return found
 
 
 @contextmanager

@@ -29,20 +29,29 @@ RULES = (
     f"steeply, momentum of other batches does that, and it is a look. Look is also an efficiency above 0, more than {UPHILL:.0%} of the "
     f"rows uphill at an efficiency above {WEAK:g}, rows that alone would learn at rates more than {SPREAD:g} times apart (p95/p5 of G_ii), "
     f"a step of more than {UPDATE:.0%} of the parameters, a call none of whose rows has a gradient, a learning rate of 0, a step that "
-    f"leaves the parameters or all rows as they were, and a gradient that the self-check does not explain."
+    f"leaves the parameters or all rows as they were, and a gradient that the self-check does not explain, whatever the efficiency of what "
+    f"was captured."
 )
 
 
 def verdict(
-    row: Mapping[str, Any], lr: float, together: float, together_plain: float = math.nan, *, assumed: bool = False, check: str = ""
+    row: Mapping[str, Any],
+    lr: float,
+    together: float,
+    together_plain: float = math.nan,
+    *,
+    assumed: bool = False,
+    check: str = "",
+    aside: bool = False,
 ) -> tuple[Verdict, str]:
     """The verdict of a row's measures, with the reason.
 
     together: the efficiency of all calls that share the parameters, by the step and by the plain gradient, NaN where that is not known;
-    assumed: the learning rate is nobody's choice; check: what the self-check found.
+    assumed: the learning rate is nobody's choice; check: why the rows are not known to explain the gradient, which is the self-check's to
+    say; aside: a pass with create_graph=True has reached the layer.
     """
     if not row["rows"]:
-        return "look", "no row has a gradient: nothing is learned from this call"
+        return "look", _ASIDE if aside else "no row has a gradient: nothing is learned from this call"
     if lr == 0.0:
         return "look", "its learning rate is 0"
     if row["update_ratio"] == 0.0 and math.isnan(row["efficiency"]):  # not so where only the bias has moved
@@ -53,19 +62,30 @@ def verdict(
     if not all(map(math.isfinite, measured)):
         return "broken", "inputs, gradients or the change of its parameters are not finite"
     carried = together > RISING and together_plain < WEAK and together < -STEEP * together_plain
-    if together > RISING and not carried:
-        said = f"to first order its step goes against its objective: efficiency {together:+.2f} (above {RISING:+g}; ideal is -1)"
-        return "broken", said + _of_plain(together_plain)
+    against = together > RISING and not carried
+    if against and not check:  # of rows that are a part of the gradient a step may well go up
+        return "broken", _against(together) + _of_plain(together_plain)
     efficiency = row["efficiency"]
+    rising = _against(together) if against else _rising(efficiency, together)
     found = [
         check,
-        _carried(together, together_plain) if carried else _rising(efficiency, together),
+        _carried(together, together_plain) if carried else rising,
         _uphill(row["below_zero"], efficiency),
         _spread(row["self_term_p5"], row["self_term_p95"]),
         "" if assumed else _update(row["update_ratio"]),
     ]
     reasons = [reason for reason in found if reason]
     return ("look", "; ".join(reasons)) if reasons else ("ok", "")
+
+
+_ASIDE = (
+    "no row has a gradient by itself: what is learned from this call comes by a pass with create_graph=True, as of a gradient penalty, "
+    "which is not captured"
+)
+
+
+def _against(together: float) -> str:
+    return f"to first order its step goes against its objective: efficiency {together:+.2f} (above {RISING:+g}; ideal is -1)"
 
 
 def _of_plain(plain: float) -> str:

@@ -217,12 +217,14 @@ def test_what_a_loss_tries_by_itself_and_clears_is_not_in_a_diagnosis() -> None:
 def test_where_only_the_gradient_of_a_bias_is_gone_the_self_check_says_so() -> None:
     model = Mlp().double()
     optimizer = sgd(model)
-    with ad.Monitor(model, optimizer, every=1) as monitor:
+    with ad.Monitor(model, optimizer, every=1) as monitor, ad.Monitor(model, optimizer, every=1, plain=False) as blind:
         bent(model(X)).backward()
         model.first.bias.grad = None
         optimizer.step()
     assert monitor.last is not None
     assert [row.module for row in monitor.last.rows] == ["first", "second"]
+    assert blind.last is not None
+    assert ["was cleared" in row.reason for row in blind.last.rows] == [True, False]
     reasons = {check.parameter: check.reason for check in monitor.last.checks if not check.ok}
     assert list(reasons) == ["first.bias"]
     assert "was gone when the optimiser stepped" in reasons["first.bias"]
@@ -375,3 +377,25 @@ def _asked_for(depth: int, set_to_none: bool) -> int:
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_whether_gradients_are_there_is_no_wait_for_each_layer(set_to_none: bool) -> None:
     assert _asked_for(12, set_to_none) == _asked_for(3, set_to_none)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_where_one_of_two_gradients_was_cleared_between_passes_that_is_the_reason_of_a_look(set_to_none: bool) -> None:
+    model = Mlp(inplace=False).double()
+    optimizer = sgd(model)
+    with ad.Monitor(model, optimizer, every=1) as monitor, ad.Monitor(model, optimizer, every=1, plain=False) as blind:
+        bent(model(X)).backward()
+        if set_to_none:
+            model.first.weight.grad = None
+        else:
+            assert model.first.weight.grad is not None
+            model.first.weight.grad.zero_()
+        bent(model(2 * X)).backward()
+        optimizer.step()
+    assert monitor.last is not None
+    assert blind.last is not None
+    assert {check.parameter for check in monitor.last.checks if not check.ok} == {"first.weight"}
+    for found, said in ((monitor.last, "only in part"), (blind.last, "was cleared")):
+        assert [(row.module, row.call) for row in found.rows] == [("first", 0), ("second", 0), ("first", 1), ("second", 1)]
+        assert [(row.verdict, said in row.reason.split("; ")[0]) for row in found.rows if row.module == "first"] == [("look", True)] * 2
+        assert not any(said in row.reason for row in found.rows if row.module == "second")

@@ -147,6 +147,48 @@ def test_a_step_uphill_of_a_plain_gradient_that_is_hardly_downhill_is_broken_and
     assert [verdict(row, 0.1, up, -0.5)[0] for up in (0.44, 0.46)] == ["look", "broken"]
 
 
+def test_a_step_uphill_of_rows_that_do_not_explain_the_gradient_is_to_be_looked_at_for_that() -> None:
+    row = {"rows": 6, "update_ratio": 0.01, "multiplier_p5": -1.0, "multiplier_p95": 1.0, "alignment_median": 0.0, "efficiency": 0.2}
+    row |= {"below_zero": 0.5, "self_term_p5": 1.0, "self_term_p95": 1.0}
+    assert verdict(row, 0.1, 0.2, -0.05)[0] == "broken"
+    ruling, reason = verdict(row, 0.1, 0.2, -0.05, check="the captured calls explain it only in part")
+    assert ruling == "look"
+    assert reason.startswith("the captured calls explain it only in part; ")
+    assert "efficiency +0.20" in reason
+    assert verdict(row | {"efficiency": math.nan}, 0.1, 0.2, -0.05, check="…")[0] == "broken"  # what is not finite
+
+
+def _penalised(*, plain: bool, every_row: bool = True) -> ad.Diagnosis:
+    """A step of plain gradient descent on a loss with a penalty of the slope, of which the rows of the captured part go uphill."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 7), nn.Tanh() if every_row else nn.LeakyReLU(0.2), nn.Linear(7, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ad.Monitor(model, optimizer, every=1, plain=plain) as monitor:
+        x = X.clone().requires_grad_()
+        z = model(x)
+        (slope,) = torch.autograd.grad(z.sin().sum() if every_row else z.sum(), x, create_graph=True)
+        (bent(model(X)) + 100 * (slope.norm(dim=1) - 3).square().mean()).backward()
+        optimizer.step()
+    assert monitor.last is not None
+    return monitor.last
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_under_a_gradient_penalty_no_layer_is_broken_and_the_penalty_is_named(plain: bool) -> None:
+    rows = _penalised(plain=plain).rows
+    assert max(row.efficiency for row in rows) > 0.05
+    for row in rows:
+        assert row.verdict == "look"
+        assert "create_graph=True" in row.reason.split("; ")[0]
+
+
+def test_of_the_forward_of_a_penalty_whose_rows_have_no_gradient_it_is_not_said_that_nothing_is_learned() -> None:
+    first = _penalised(plain=True, every_row=False).rows[0]
+    assert first.rows == 0
+    assert "nothing is learned" not in first.reason
+    assert "create_graph=True" in first.reason
+
+
 def _of_sign(maximize: bool) -> ad.Diagnosis:
     torch.manual_seed(0)
     model = Mlp().double()
