@@ -122,7 +122,7 @@ class Monitor:
         self._capture = Capture(find_layers(self._model, include), optimizer, failed=self._failed, dropped=self._dropped)
         self._before: Before | None = None
         self._skipped = False
-        self._unstepped = Unstepped()
+        self._unstepped = Unstepped(optimizer)
         self._scale = 1.0
         self._shown = False
         self._entered = 0

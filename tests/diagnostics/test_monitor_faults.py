@@ -360,3 +360,48 @@ def test_an_optimiser_that_steps_in_turns_with_another_is_not_told_to_be_one_tha
                 _step(model, other)
     assert not seen
     assert monitor.steps == 1
+
+
+def _critic_first(optimizers: dict[str, torch.optim.Optimizer], model: nn.ModuleDict) -> None:
+    """A step of the generator after many of the critic."""
+    for _ in range(30):
+        optimizers["critic"].zero_grad()
+        bent(model["critic"](model["generator"](X).detach())).backward()
+        optimizers["critic"].step()
+    optimizers["generator"].zero_grad()
+    bent(model["critic"](model["generator"](X))).backward()
+    optimizers["generator"].step()
+
+
+def test_steps_of_an_optimiser_of_other_parameters_are_not_taken_for_steps_that_are_not_seen() -> None:
+    model = nn.ModuleDict({"generator": nn.Linear(5, 4), "critic": nn.Linear(4, 3)})
+    optimizers: dict[str, torch.optim.Optimizer] = {name: sgd(part) for name, part in model.items()}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with ad.Monitor(model, optimizers["generator"], every=1) as monitor:
+            for _ in range(2):
+                _critic_first(optimizers, model)
+    assert not seen
+    assert monitor.last is not None
+    assert [row.module for row in monitor.last.rows] == ["generator"]
+
+
+@pytest.mark.parametrize("cleared", ["head", "all", "frozen"])
+def test_a_head_that_another_optimiser_trains_first_is_not_taken_for_a_model_that_does(cleared: str) -> None:
+    model = Mlp(inplace=False)
+    probe, full = sgd(model.second), sgd(model)
+    model.first.requires_grad_(cleared != "frozen")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with ad.Monitor(model, full, every=1) as monitor:
+            for _ in range(40):
+                (probe if cleared == "head" else full).zero_grad()
+                bent(model(X)).backward()
+                probe.step()
+            model.first.requires_grad_(True)
+            full.zero_grad()
+            bent(model(X)).backward()
+            full.step()
+    assert not seen
+    assert monitor.last is not None
+    assert [row.call for row in monitor.last.rows] == [0, 0]
