@@ -17,26 +17,21 @@ from affine_divergence.diagnostics._cleared import Gone, asked, gone, stepped_by
 from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._hooks import AfterHook, BeforeHook, LayerHook, Watch
 from affine_divergence.diagnostics._layers import Found, Layer
+from affine_divergence.diagnostics._passes import Passes, adds_up
 from affine_divergence.diagnostics._suspended import depth
+from affine_divergence.diagnostics._unexplained import (
+    ADDS_NOTHING,
+    CLEARED,
+    DIFFERENTIABLE,
+    IN_A_TRANSFORM,
+    PARTLY,
+    PENALISED,
+    WITHOUT_GRADIENTS,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
-
-
-WITHOUT_GRADIENTS = "called without gradients only, as in torch.no_grad() or torch.inference_mode()"
-IN_A_TRANSFORM = "called inside a transform of torch.func (grad, vmap, …), in which no gradient is captured"
-ADDS_NOTHING = (
-    "called, and a gradient arrived by a pass that does not add to .grad, as torch.autograd.grad, which is not captured: "
-    "use loss.backward()"
-)
-CLEARED = (
-    "called, and its gradient was gone when the optimiser stepped: cleared, as by zero_grad(), set to zero by hand or by a hook, or "
-    "something else had stepped"
-)
-PARTLY = "a gradient of its parameters was cleared or set to zero, by hand or by a hook, and its rows are told as if it were there"
-PENALISED = "a part of its gradient may come by a pass with create_graph=True, as of a gradient penalty, which is not captured"
-DIFFERENTIABLE = "called, and a gradient arrived by a pass with create_graph=True, which is not captured: use a loss.backward() without it"
 
 
 _INNERMOST: dict[nn.Module, int] = {}  # of modules that are being diagnosed, the depth of the innermost diagnosis
@@ -73,7 +68,7 @@ class Capture:
         self._settled: dict[int, int] = {}  # of calls before a step, by which backward they had their gradient
         self._stepped: tuple[int, Container[nn.Parameter]] = (-1, ())  # in the last backward, the parameters that the optimiser has
         self._gone: tuple[int, Gone] = (-1, Gone({}, set()))  # what .grad lacked when the last one that counts began
-        self._outer: dict[int, int] = {}  # the one that a backward inside another belongs to
+        self._passes = Passes()
         self._handles: list[RemovableHandle] = []
         self._watches: list[Watch] = []
         self._taken: dict[nn.Module, int] = {}  # with the depth of what had it before
@@ -142,7 +137,7 @@ class Capture:
         self._round += 1
         self._sequence = 0
         self._passed.clear()
-        self._outer.clear()
+        self._passes.forget()
         self._own.clear()
         self._settled.clear()
         self._stepped, self._gone = (-1, ()), (-1, Gone({}, set()))
@@ -235,10 +230,10 @@ class Capture:
         if call.round != self._round or not self.listening or call.layer in self.faults:
             return
         # A pass with create_graph is differentiated again; what it adds to the parameters comes with the second pass.
-        present = self._pass_of(call)
+        present = self._passes.of(call)
         if self._stepped[0] != present:
             self._stepped = present, stepped_by(self.optimizer)
-        if differentiable or not _adds_up(call.layer, self._stepped[1]):
+        if differentiable or not adds_up(asked(call.layer, self._stepped[1])):
             self.aside[call.layer] = DIFFERENTIABLE if differentiable else ADDS_NOTHING
             if differentiable:
                 self.differentiated.add(call.layer)
@@ -252,13 +247,6 @@ class Capture:
         call.arrive(g, present)
         if self._own:  # in the closure of a step
             call.keep_input(self._own)
-
-    def _pass_of(self, call: Call) -> int:
-        """The backward that runs, or where that is one of a recomputed part inside another, the outermost."""
-        task = torch._C._current_graph_task_id()
-        if call.inside not in (-1, task):
-            self._outer[task] = self._outer.get(call.inside, call.inside)
-        return self._outer.get(task, task)
 
     def _count(self, call: Call) -> None:
         if not call.counted:
@@ -303,14 +291,3 @@ def _sharing(layers: Sequence[Layer]) -> dict[Layer, list[Layer]]:
 def learns(layer: Layer) -> bool:
     """Whether anything of it is to be learned."""
     return any(part is not None and part.parameter.requires_grad for part in layer.parts)
-
-
-def _adds_up(layer: Layer, stepped: Container[nn.Parameter]) -> bool:
-    """Whether the present pass adds to the gradient of what is stepped of the layer; one for the gradient of something else does not."""
-    learning = [part.parameter for part in asked(layer, stepped) if part.parameter.requires_grad]
-    with torch.enable_grad():
-        nodes: list[Any] = [parameter.view_as(parameter).grad_fn.next_functions[0][0] for parameter in learning]  # type: ignore[union-attr]
-    try:
-        return any(torch._C._will_engine_execute_node(node) for node in nodes)
-    except RuntimeError:  # of autograd.grad for this very parameter, which is returned, not added
-        return False

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from affine_divergence.diagnostics._capture import WITHOUT_GRADIENTS
 from affine_divergence.diagnostics._cleared import is_there
 from affine_divergence.diagnostics._layers import PARAMETRISED
 from affine_divergence.diagnostics._records import Coverage
+from affine_divergence.diagnostics._unexplained import WITHOUT_GRADIENTS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
