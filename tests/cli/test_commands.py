@@ -147,7 +147,7 @@ ANEW = "the same command starts anew"
 @pytest.mark.parametrize(
     ("arguments", "where", "said"),
     [
-        (["diagnose", "--example", "mlp"], "affine_divergence.diagnostics._diagnose._step", ANEW),
+        (["diagnose", "--example", "mlp"], "affine_divergence.diagnostics._diagnose.take_step", ANEW),
         (["bench", "layers"], "affine_divergence.lab.benchmarks.layers", ANEW),
         (["data", "digits"], "affine_divergence.lab.data.load", ANEW),
         (["data", "cifar10", "--download"], "affine_divergence.lab.data.download", GOES_ON),
