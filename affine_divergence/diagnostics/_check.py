@@ -90,7 +90,8 @@ def _as_its_layer(one: Told) -> Pair:
     map_ = one.rows.map
     if one.layer.correction != "sample" or not isinstance(map_, (LinearMap, ConvMap)):
         return plain(one)
-    return SampleMap(map_).gradients(one.rows.x, map_.vectors(one.rows.g), one.weight, one.needed)
+    weight, bias = SampleMap(map_).gradients(one.rows.x, map_.vectors(one.rows.g), one.weight, one.learns)
+    return weight if one.needed[0] else None, bias if one.needed[1] else None
 
 
 def _roundings(accounts: Sequence[Account]) -> dict[Parameter, Tensor]:

@@ -49,7 +49,7 @@ def account(one: Told, before: Before, gradients: Gradients | None, *, ranks: bo
     sums = row_sums(one.rows, [own] if descended is None else [own, descended], one.needed, gradient)
     numbers = dict(vars(summary(sums, sums.moved[0], lr)))
     numbers["update_ratio"] = _length(own[place]) / size
-    alone = quantiles(_alone(one.layer, sums.own), sums.used, SHARES)
+    alone = quantiles(_alone(one, sums.own), sums.used, SHARES)
     numbers.update(zip(("self_term_p5", "self_term_median", "self_term_p95"), alone, strict=True))
     numbers["rows"] = sums.used.sum()
     plain = None
@@ -111,8 +111,15 @@ def _length(delta: Tensor | None) -> Tensor:
     return norm(delta)
 
 
-def _alone(layer: Layer, own: Tensor) -> Tensor:
-    """The multipliers that the rows would have alone: G_ii, or 1 by the sample correction; what the batch correction makes is not said."""
-    if layer.correction == "batch":
+def _alone(one: Told, own: Tensor) -> Tensor:
+    """The multipliers that the rows would have alone: G_ii, over that of all that learns by the sample correction.
+
+    What the batch correction makes is not said.
+    """
+    if one.layer.correction == "batch":
         return torch.full_like(own, torch.nan)
-    return torch.where(own.isfinite(), (own > 0).to(own.dtype), torch.nan) if layer.correction == "sample" else own
+    if one.layer.correction != "sample":
+        return own
+    rows = one.rows
+    divisor = own if one.learns == one.needed else rows.map.self_term(rows.x, rows.map.vectors(rows.g), one.learns).flatten().to(own.dtype)
+    return torch.where(own.isfinite(), torch.where(divisor > 0, own / divisor, 0.0), torch.nan)

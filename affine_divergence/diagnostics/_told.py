@@ -41,6 +41,12 @@ class Told:
         )
         return weight, bias
 
+    @property
+    def learns(self) -> tuple[bool, bool]:
+        """Which of weight and bias learn, by whatever optimiser: the sample correction divides by the G_ii of these."""
+        weight, bias = (part is not None and part.parameter.requires_grad for part in self.layer.parts)
+        return weight, bias
+
     def changing(self) -> list[Part]:
         """Those of weight and bias that the step changes."""
         return _changing(self.layer.parts, self.needed)

@@ -221,6 +221,26 @@ def test_a_layer_whose_weight_and_bias_pull_apart_is_skipped_with_the_reason() -
 # What a row would do alone
 
 
+@pytest.mark.parametrize("layer", [ad.nn.SampleCorrectedLinear(4, 3), ad.nn.SampleCorrectedConv1d(2, 3, 2)], ids=["linear", "conv"])
+def test_the_sample_correction_divides_by_all_that_learns_also_where_another_optimiser_steps_it(layer: nn.Module) -> None:
+    layer.double()
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in layer.parameters()]
+    x = torch.randn(6, 4, dtype=torch.float64) if isinstance(layer, nn.Linear) else torch.randn(6, 2, 3, dtype=torch.float64)
+    monitors = [ad.Monitor(layer, optimizer, every=1).attach() for optimizer in optimizers]
+    layer(x).square().mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    shares = []
+    for monitor in monitors:
+        monitor.detach()
+        assert monitor.last is not None
+        assert [check.ok for check in monitor.last.checks] == [True]
+        shares.append(monitor.last.rows[0])
+    # The weight's part of a row's rate and the bias's are 1 together: quantiles of one are those of the other from the other end.
+    assert shares[0].self_term_p5 + shares[1].self_term_p95 == pytest.approx(1.0, rel=1e-12)
+    assert shares[0].self_term_median + shares[1].self_term_median == pytest.approx(1.0, rel=1e-12)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_rows_of_a_sample_corrected_layer_would_all_learn_at_one_rate(bias: bool) -> None:
     layer = ad.nn.SampleCorrectedLinear(4, 3, bias=bias).double()
