@@ -12,7 +12,7 @@ from affine_divergence.diagnostics._wrappers import held_by, runs_hooks, unwrapp
 
 def check_step(model: Any, targets: Any, loss_fn: Any, optimizer: Any, lr: Any) -> None:
     """What a diagnosis is given."""
-    _check_model(model)
+    check_model(model)
     if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in model.parameters()):
         raise ValueError("the model has lazy parameters without a shape yet; run a forward first")
     if torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
@@ -67,7 +67,7 @@ def check_runs_hooks(optimizer: Any) -> None:
 
 def check_monitored(model: Any, optimizer: Any, every: Any, tracker: Any, grad_scaler: Any) -> None:
     """What a monitor is given, with the optimiser inside of a wrapper."""
-    _check_model(model)
+    check_model(model)
     if isinstance(every, bool) or not isinstance(every, int):
         raise TypeError(f"every must be a whole number of steps, got {type(every).__name__}")
     if every < 1:
@@ -90,6 +90,7 @@ def check_trains(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> No
         raise ValueError("optimizer has none of the model's parameters; give the one that trains this model, built from model.parameters()")
 
 
-def _check_model(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """What is to be looked at."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")

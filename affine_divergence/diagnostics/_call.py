@@ -1,13 +1,14 @@
 # One call of a layer, as it was seen.
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from affine_divergence.diagnostics._attention import Layout
 from affine_divergence.diagnostics._layers import Layer
+from affine_divergence.diagnostics._storages import place_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +36,7 @@ class Call:
 
     def keep_input(self, places: Container[int]) -> None:
         """Take a copy of an input that lies in one of these storages: it is a parameter, or a view of one, which the step changes."""
-        if _place(self.x) in places and not self.changed_input():
+        if place_of(self.x) in places and not self.changed_input():
             self.x = _copied(self.x)
             self._versions = _version(self.x), self._versions[1]
 
@@ -49,19 +50,6 @@ class Call:
         if self.changed_input():
             return "its input"
         return "the gradient at its output" if _version(self.g) != self._versions[1] else None
-
-
-def places(tensors: Iterable[Tensor]) -> set[int]:
-    """Where the storages of tensors lie."""
-    return {place for tensor in tensors if (place := _place(tensor))}
-
-
-def _place(tensor: Tensor) -> int:
-    """Where its storage lies; 0 where it has none, as a sparse one or a wrapper of others."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
-        return 0
 
 
 def _copied(x: Tensor) -> Tensor:

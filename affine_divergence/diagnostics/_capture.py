@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from affine_divergence.diagnostics._attention import Layout
-from affine_divergence.diagnostics._call import Call, places
+from affine_divergence.diagnostics._call import Call
 from affine_divergence.diagnostics._cleared import Gone, asked, gone, stepped_by
 from affine_divergence.diagnostics._faults import reason_of
 from affine_divergence.diagnostics._hooks import AfterHook, BeforeHook, LayerHook, Watch
 from affine_divergence.diagnostics._layers import Found, Layer
 from affine_divergence.diagnostics._passes import Passes, adds_up
+from affine_divergence.diagnostics._storages import places
 from affine_divergence.diagnostics._suspended import depth
 from affine_divergence.diagnostics._unexplained import (
     ADDS_NOTHING,
@@ -263,8 +264,8 @@ class Capture:
         self.partly |= lacking.partly.intersection(sharing)
         self._forget(calls)
         if self._dropped is not None:
-            for layer in {call.layer: None for call in calls}:
-                self._dropped(layer)
+            for one in {call.layer: None for call in calls}:
+                self._dropped(one)
 
     def _forget(self, calls: Sequence[Call]) -> None:
         """As if no gradient had arrived; one that arrives later, by the same graph, is the first."""

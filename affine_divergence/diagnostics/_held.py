@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from affine_divergence.diagnostics._storages import place_of, places
+
 Restore = Callable[[], Any]
 _LARGEST = 2**26  # bytes of tensors and arrays that plain objects hold; what is above is data, and is not copied
 
@@ -24,7 +26,7 @@ class Held:
 
     def __init__(self, apart: Iterable[Tensor] = ()) -> None:
         self.optimizers: list[torch.optim.Optimizer] = []
-        self._apart = {tensor.untyped_storage().data_ptr() for tensor in apart if tensor.layout == torch.strided} - {0}
+        self._apart = places(apart)
         self._seen: dict[int, Any] = {}  # by its number, for which it must live
         self._restores: list[Restore] = []
         self._copied = 0
@@ -53,9 +55,8 @@ class Held:
 
     def restore(self) -> list[Exception]:
         """What went wrong."""
-        failed: list[Restore] = []
-        attempted(self._restores, failed)
-        return attempted(failed)  # an expanded view is what it was once its base is
+        again = [restore for restore, _ in attempted(self._restores)]  # an expanded view is what it was once its base is
+        return [error for _, error in attempted(again)]
 
     def _at(self, value: Any, plain: bool) -> Iterator[Any]:
         """Keeps what a value holds, and goes on to that."""
@@ -63,12 +64,10 @@ class Held:
             self.optimizers.append(value)
         elif isinstance(value, torch.jit.ScriptModule):  # whose attributes are C++'s
             yield from (*value.parameters(), *value.buffers())
+        elif isinstance(value, nn.parallel.DistributedDataParallel):  # its own attributes go with what is C++'s
+            yield from value.children()
         elif isinstance(value, nn.Module):
-            registries = value._parameters, value._buffers, value._modules
-            if isinstance(value, nn.parallel.DistributedDataParallel):  # its own attributes go with what is C++'s
-                yield from value._modules.values()
-                return
-            for registry in registries:
+            for registry in (value._parameters, value._buffers, value._modules):
                 self._restores.append(functools.partial(_refill, registry, dict(registry)))
                 yield from registry.values()
             self._restores.append(functools.partial(_refill, vars(value), dict(vars(value))))
@@ -95,21 +94,19 @@ class Held:
                 self._restores.append(functools.partial(_rewrite_array, value, value.copy()))
         elif value.layout != torch.strided:  # which cannot be compared
             self._restores.append(functools.partial(value.copy_, value.detach().clone()))
-        elif not value.is_meta and (value.is_nested or value.untyped_storage().data_ptr() not in self._apart):
+        elif not value.is_meta and place_of(value) not in self._apart:
             self._restores.append(functools.partial(rewrite, value, value.detach().clone()))
 
 
-def attempted(restores: Iterable[Restore], failed: list[Restore] | None = None) -> list[Exception]:
-    """Each, whatever becomes of the others; what went wrong, and with what."""
-    errors = []
+def attempted(restores: Iterable[Restore]) -> list[tuple[Restore, Exception]]:
+    """Each, whatever becomes of the others; those that went wrong."""
+    failed = []
     for restore in restores:
         try:
             restore()
         except Exception as error:
-            errors.append(error)
-            if failed is not None:
-                failed.append(restore)
-    return errors
+            failed.append((restore, error))
+    return failed
 
 
 def rewrite(tensor: Tensor, before: Tensor) -> None:

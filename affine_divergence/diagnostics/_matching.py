@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from affine_divergence.diagnostics._arguments import check_model
 from affine_divergence.diagnostics._inputs import called_with
 from affine_divergence.diagnostics._restoring import untouched
 from affine_divergence.diagnostics._self_terms import CORRECTED, CorrectedCall
@@ -50,8 +51,7 @@ def matching_lr(model: torch.nn.Module, inputs: Tensor | Sequence[Any] | Mapping
     >>> round(matching_lr(AffineLikeLinear(2, 5), inputs, lr=0.1), 6)  # 0.1 · ((8 + 1) + (1 + 1))/2
     0.55
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_model(model)
     if isinstance(lr, bool) or not isinstance(lr, (int, float)):
         raise TypeError(f"lr must be a number, got {type(lr).__name__}")
     if not 0.0 < lr < float("inf"):

@@ -79,7 +79,7 @@ def untouched(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, 
             yield Beginning(randomness, held, parameters, values)
         finally:
             with torch.no_grad():
-                errors = attempted(functools.partial(rewrite, p, value) for p, value in values.items())
+                errors = [error for _, error in attempted(functools.partial(rewrite, p, value) for p, value in values.items())]
                 for p, gradient in gradients:
                     p.grad = gradient
                 randomness.restore()
