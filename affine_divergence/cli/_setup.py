@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from affine_divergence.cli._batch import WAYS, Batch, read_batch
@@ -95,18 +95,8 @@ def optimizer_of(text: str | None, lr: float | None, model: torch.nn.Module) -> 
 
 def on_device(network: torch.nn.Module, batch: Batch, device: str) -> Batch:
     """The batch there, and the network too; both may be of classes of the user's."""
+    from affine_divergence.diagnostics._inputs import mapped
+
     called(network.to, f"MODEL, moved to {device},", device)
-    return Batch(*(called(_moved, f"--batch, moved to {device},", part, device) for part in batch))
-
-
-def _moved(value: Any, device: str) -> Any:
-    """The tensors of a batch on the device, in the tuples, lists and dicts that held them."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {name: _moved(entry, device) for name, entry in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_moved(entry, device) for entry in value)
-    return value
+    there: Batch = called(mapped, f"--batch, moved to {device},", batch, lambda tensor: tensor.to(device))
+    return there

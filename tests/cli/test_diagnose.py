@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from affine_divergence import diagnose
+from affine_divergence.cli._batch import Batch
+from affine_divergence.cli._setup import on_device
 from affine_divergence.cli.main import call
 from affine_divergence.diagnostics import load
 from affine_divergence.lab.examples import EXAMPLES, example
@@ -413,3 +415,14 @@ def test_the_file_of_a_monitor_shows_its_last_step(capsys: pytest.CaptureFixture
     printed = said(["--from", "monitor.jsonl", "--out", "out"], capsys)
     assert printed == f"{monitor.last}\npage: out/diagnosis.html\n"
     assert len(load("monitor.jsonl")) > 1
+
+
+def test_a_batch_is_moved_in_the_classes_that_it_is_of() -> None:
+    class Attributes(dict[str, Any]):
+        __getattr__ = dict.__getitem__
+
+    tensor = torch.ones(2)
+    there = on_device(torch.nn.Linear(2, 1), Batch(Attributes(x=tensor), tensor), "meta")
+    assert there.inputs.x.is_meta
+    assert there.targets is there.inputs.x
+    assert not tensor.is_meta

@@ -19,7 +19,7 @@ from diagnosis_cases import Mlp, bent, rows
 from torch import Tensor, nn
 
 import affine_divergence as ad
-from affine_divergence.diagnostics import _held
+from affine_divergence.diagnostics import _held, _inputs
 
 X, Y = rows(6, 4), rows(6, 2, seed=2)
 SMALL = 1e-9  # a rate at which the first order is all there is, and whatever else has moved the loss outweighs it by far
@@ -563,6 +563,19 @@ def test_a_batch_keeps_its_classes_and_a_tensor_given_twice_is_one() -> None:
     assert found.loss is not None
     assert found.loss.realised == pytest.approx(found.loss.predicted, rel=1e-3)
     assert torch.equal(other, X)
+
+
+class _Lazy(dict[str, Tensor]):
+    """Makes each tensor when it is asked for it, until it is given another."""
+
+    def __getitem__(self, key: str) -> Tensor:
+        value = super().__getitem__(key)
+        return value if value.dim() else value.repeat(6)
+
+
+def test_tensors_that_a_batch_makes_as_it_is_asked_are_not_taken_for_each_other() -> None:
+    made = _inputs.copied(_Lazy({str(n): torch.tensor(float(n)) for n in range(50)}))
+    assert [made[str(n)].tolist() for n in range(50)] == [[float(n)] * 6 for n in range(50)]
 
 
 def test_what_cannot_be_drawn_again_is_told() -> None:
