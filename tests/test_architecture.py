@@ -20,7 +20,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 every_file = pytest.mark.parametrize("path", FILES, ids=NAMES)
 
 # A part may import itself and the parts of lower rank; parts of one rank do not know each other.
-RANK = {"functional": 0, "gradient": 1, "kernels": 1, "nn": 2, "surgery": 3, "diagnostics": 3, "lab": 4, "cli": 5, "integrations": 6}
+RANK = {"functional": 0, "gradient": 1, "kernels": 1, "nn": 2, "init": 3, "surgery": 3, "diagnostics": 3, "lab": 4, "cli": 5, "integrations": 6}
 ALONE = {*sys.stdlib_module_names, "torch", "numpy", "affine_divergence"}
 CORE = {part for part, rank in RANK.items() if rank < RANK["lab"]}
 
