@@ -6,15 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from affine_divergence import diagnostics as diagnostics, functional as functional, gradient as gradient, nn as nn
+    from affine_divergence import diagnostics as diagnostics, functional as functional, gradient as gradient, init as init, nn as nn
     from affine_divergence.diagnostics import Monitor as Monitor, diagnose as diagnose, matching_lr as matching_lr
+    from affine_divergence.init import param_groups as param_groups
 
 __version__ = "0.1.0"
 
-_MODULES = ("diagnostics", "functional", "gradient", "nn")
-_NAMES = {"Monitor": "diagnostics", "diagnose": "diagnostics", "matching_lr": "diagnostics"}
+_MODULES = ("diagnostics", "functional", "gradient", "init", "nn")
+_NAMES = {"Monitor": "diagnostics", "diagnose": "diagnostics", "matching_lr": "diagnostics", "param_groups": "init"}
 
-__all__ = ["Monitor", "diagnose", "diagnostics", "functional", "gradient", "matching_lr", "nn"]
+__all__ = ["Monitor", "diagnose", "diagnostics", "functional", "gradient", "init", "matching_lr", "nn", "param_groups"]
 
 
 def __getattr__(name: str) -> Any:

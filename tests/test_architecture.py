@@ -20,7 +20,11 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 every_file = pytest.mark.parametrize("path", FILES, ids=NAMES)
 
 # A part may import itself and the parts of lower rank; parts of one rank do not know each other.
-RANK = {"functional": 0, "gradient": 1, "kernels": 1, "nn": 2, "init": 3, "surgery": 3, "diagnostics": 3, "lab": 4, "cli": 5, "integrations": 6}
+RANK = {
+    **{"functional": 0, "gradient": 1, "kernels": 1, "nn": 2, "surgery": 3, "diagnostics": 3},
+    "init": 4,  # calibration runs a model as a diagnosis does
+    **{"lab": 5, "cli": 6, "integrations": 7},
+}
 ALONE = {*sys.stdlib_module_names, "torch", "numpy", "affine_divergence"}
 CORE = {part for part, rank in RANK.items() if rank < RANK["lab"]}
 
@@ -123,12 +127,14 @@ for name in sys.argv[1:]:
 
 
 def test_lazy_names_are_the_objects_of_their_modules() -> None:
-    from affine_divergence import diagnostics, functional, gradient, nn
+    from affine_divergence import diagnostics, functional, gradient, init, nn
 
     assert affine_divergence.functional is functional
     assert affine_divergence.gradient is gradient
+    assert affine_divergence.init is init
     assert affine_divergence.nn is nn
     assert affine_divergence.matching_lr is diagnostics.matching_lr
+    assert affine_divergence.param_groups is init.param_groups
     assert set(affine_divergence.__all__) <= set(dir(affine_divergence))
 
 
@@ -201,6 +207,8 @@ def test_the_parts_of_the_core_export_what_they_promise() -> None:
         *(f"diagnostics.{name}" for name in ("Diagnosis", "Monitor", "diagnose", "load", "matching_lr")),
         "Monitor",
         "diagnose",
+        *(f"init.{name}" for name in ("Calibration", "calibrate_", "hidden_gain_", "param_groups", "signal_")),
         "matching_lr",
+        "param_groups",
     }
     assert {f"affine_divergence.{name}" for name in promised} <= public

@@ -32,7 +32,7 @@ class _PatchNormConv(PatchNorm):
         dtype: torch.dtype | None = None,
         *,
         form: str = "affine-like",
-        gain: float = 1.0,
+        gain: float | str = 1.0,
         eps: float | None = None,
     ) -> None:
         plain = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype)
@@ -87,9 +87,9 @@ class PatchNormConv2d(_PatchNormConv):
         device: of the parameters.
         dtype: of the parameters.
         form: "affine-like", the formula above, or "norm-like": z_p = gain · (W·patch_p/√(‖patch_p‖² + ε) + b).
-        gain: multiplies the whole map. With d = C_in/groups · K_h · K_w, at 1 outputs are about √d and steps about d times
-            smaller than those of nn.Conv2d on inputs of unit variance: raise the learning rate
-            (`affine_divergence.matching_lr`), or take gain √(d + 1).
+        gain: multiplies the whole map; a positive number, or "auto" for √(d + 1) with d = C_in/groups · K_h · K_w, kept as a
+            number in `.gain`. At 1, the paper's formula, outputs are about √d times and steps about d times smaller than those
+            of nn.Conv2d on inputs of unit variance. `affine_divergence.init.hidden_gain_` sets it for a whole model.
         eps: of the norm-like form, None being `torch.finfo(torch.float32).eps` whatever the dtype; the affine-like form
             takes none.
 

@@ -32,7 +32,7 @@ class _PatchNormConvTranspose(PatchNorm):
         dtype: torch.dtype | None = None,
         *,
         form: str = "affine-like",
-        gain: float = 1.0,
+        gain: float | str = 1.0,
         eps: float | None = None,
     ) -> None:
         plain = (in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation, padding_mode)
@@ -82,8 +82,9 @@ class PatchNormConvTranspose2d(_PatchNormConvTranspose):
         device: of the parameters.
         dtype: of the parameters.
         form: "affine-like", the formula above, or "norm-like": z_p = gain · (W·patch_p/√(‖patch_p‖² + ε) + b).
-        gain: multiplies the whole map; at 1 outputs and steps are smaller than those of nn.ConvTranspose2d, as in
-            `PatchNormConv2d`.
+        gain: multiplies the whole map; a positive number, or "auto" for √(d + 1), kept as a number in `.gain`. Here
+            d = C_in/groups · K_h · K_w/(S_h · S_w) is the mean number of inputs that reach one output position, away from the
+            borders. At 1 outputs and steps are smaller than those of nn.ConvTranspose2d, as in `PatchNormConv2d`.
         eps: of the norm-like form, None being `torch.finfo(torch.float32).eps` whatever the dtype; the affine-like form
             takes none.
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from affine_divergence.functional import affine_like_linear, norm_like_linear
-from affine_divergence.functional._arguments import check_eps, check_gain
+from affine_divergence.functional._arguments import check_eps
+from affine_divergence.nn._gain import resolved_gain
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -22,12 +23,12 @@ class _StructuralLinear(torch.nn.Module):
     bias: torch.nn.Parameter | None
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool, device: Any, dtype: torch.dtype | None, gain: float
+        self, in_features: int, out_features: int, bias: bool, device: Any, dtype: torch.dtype | None, gain: float | str
     ) -> None:
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.gain = check_gain(gain)
+        self.gain = resolved_gain(gain, self)
         self.weight = torch.nn.Parameter(torch.empty((out_features, in_features), device=device, dtype=dtype))
         self.bias = torch.nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
@@ -54,9 +55,9 @@ class AffineLikeLinear(_StructuralLinear):
         bias: whether there is a b.
         device: of the parameters.
         dtype: of the parameters.
-        gain: multiplies the whole map. At 1 the outputs are about √d_in times smaller and steps about d_in times
-            smaller than those of nn.Linear on inputs of unit variance: raise the learning rate
-            (`affine_divergence.matching_lr`), or take gain √(d_in + 1).
+        gain: multiplies the whole map; a positive number, or "auto" for √(d_in + 1), kept as a number in `.gain`. At 1, the
+            paper's formula, outputs are about √d_in times and steps about d_in times smaller than those of nn.Linear on
+            inputs of unit variance. `affine_divergence.init.hidden_gain_` sets it for a whole model.
 
     Shape: x (…, d_in) → z (…, d_out).
 
@@ -65,6 +66,8 @@ class AffineLikeLinear(_StructuralLinear):
     AffineLikeLinear(in_features=3, out_features=2, bias=True, gain=2)
     >>> tuple(layer(torch.ones(5, 3)).shape)
     (5, 2)
+    >>> AffineLikeLinear(3, 2, gain="auto").gain  # √(3 + 1)
+    2.0
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class AffineLikeLinear(_StructuralLinear):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        gain: float = 1.0,
+        gain: float | str = 1.0,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype, gain)
 
@@ -97,7 +100,7 @@ class NormLikeLinear(_StructuralLinear):
         bias: whether there is a b.
         device: of the parameters.
         dtype: of the parameters.
-        gain: multiplies the whole map, bias included.
+        gain: multiplies the whole map, bias included; a positive number, or "auto" for √(d_in + 1), kept as a number.
         eps: added to ‖x‖² under the root; None is `torch.finfo(torch.float32).eps` whatever the dtype, 0.0 is allowed.
 
     Shape: x (…, d_in) → z (…, d_out).
@@ -116,7 +119,7 @@ class NormLikeLinear(_StructuralLinear):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        gain: float = 1.0,
+        gain: float | str = 1.0,
         eps: float | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype, gain)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from affine_divergence.functional._arguments import check_eps, check_gain
+from affine_divergence.functional._arguments import check_eps
+from affine_divergence.nn._gain import resolved_gain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,11 +38,12 @@ class PatchNorm(torch.nn.Module):
     eps: float | None
     _reversed_padding_repeated_twice: list[int]
 
-    def __init__(self, plain: tuple[Any, ...], form: str, gain: float, eps: float | None) -> None:
+    def __init__(self, plain: tuple[Any, ...], form: str, gain: float | str, eps: float | None) -> None:
         super().__init__()
-        own = {"form": _checked_form(form, self._forms, eps), "gain": check_gain(gain), "eps": eps}
+        form = _checked_form(form, self._forms, eps)
         # The torch layer itself makes the attributes, refuses what it refuses and draws the random numbers.
-        vars(self).update(vars(self._plain(*plain)) | own)
+        torch_layer = self._plain(*plain)
+        vars(self).update(vars(torch_layer) | {"form": form, "gain": resolved_gain(gain, torch_layer), "eps": eps})
 
     def reset_parameters(self) -> None:
         """Draw weight and bias as the torch layer does, with the same random numbers."""

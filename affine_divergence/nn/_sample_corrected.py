@@ -26,7 +26,8 @@ class SampleCorrectedLinear(torch.nn.Linear):
     else: constructor, initialisation, state_dict, output and input gradient, bit for bit. The formula where a bias is absent or a
     parameter frozen, and what is refused: `affine_divergence.gradient.sample_corrected_linear`. Several calls of one layer, or
     micro-batches, add up as with nn.Linear. Steps are about d_in + 1 times smaller than those of nn.Linear on inputs of unit
-    variance, so that learning rates are to be tuned anew.
+    variance, so that learning rates are to be tuned anew. Adam undoes most of the correction: it divides each gradient by its own
+    size and keeps only the relative weights of the rows. Use SGD.
 
     Args:
         in_features: d_in, the size of the last dimension of x.
