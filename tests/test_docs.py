@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from affine_divergence.diagnostics import load
+from affine_divergence.lab.theory import follow
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -28,6 +29,22 @@ def test_the_examples_of_the_diagnosis_print_what_they_say() -> None:
     results = doctest.testfile(str(DOCS / "diagnosis.md"), module_relative=False)
     assert results.failed == 0
     assert results.attempted == 15
+
+
+def test_the_examples_of_initialisation_print_what_the_page_shows() -> None:
+    results = doctest.testfile(str(DOCS / "initialisation.md"), module_relative=False)
+    assert results.failed == 0
+    assert results.attempted == 12
+
+
+def test_the_table_of_starts_is_the_theorys() -> None:
+    size = {"features": 3072, "width": 256, "depth": 16, "networks": 0}
+    lines = []
+    for tanh, leaky in zip(follow("tanh", **size), follow("leaky_relu", **size), strict=True):
+        left, right = tanh.theory, leaky.theory
+        numbers = f"{left.sqnorm[-1]:.2g} | {left.gradient[0]:.1e} | {left.gram_gap[-1]:.1e}"
+        lines.append(f"| {tanh.start} | {numbers} | {right.gradient[0]:.1e} | {right.gram_gap[-1]:.1e} |")
+    assert "\n".join(lines) in (DOCS / "initialisation.md").read_text()
 
 
 def test_each_record_of_one_step_or_training_is_quoted() -> None:

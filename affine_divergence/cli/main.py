@@ -19,6 +19,7 @@ from affine_divergence.cli.reproduce import reproduce
 from affine_divergence.cli.resume import resume
 from affine_divergence.cli.run import run
 from affine_divergence.cli.status import status
+from affine_divergence.cli.theory import theory
 from affine_divergence.diagnostics._visible import visible
 from affine_divergence.lab.errors import BadInputError, StudyFailedError
 
@@ -39,6 +40,7 @@ app.command(report)
 app.command(diagnose)
 app.command(data)
 app.command(bench)
+app.command(theory)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
