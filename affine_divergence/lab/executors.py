@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from affine_divergence.lab.interrupts import blocked, sheltered
-from affine_divergence.lab.worker import Setup, serve
+from affine_divergence.lab.worker import Progress, Setup, serve
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,6 +48,7 @@ class Workers(Executor):
         self._lock = threading.Lock()  # a process is not started while all are being ended
         self._ended = False
         self._processes: set[SpawnProcess] = set()
+        self._progress: dict[Future[Any], Progress] = {}
         with blocked():
             self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
             for thread in self._threads:
@@ -59,6 +60,10 @@ class Workers(Executor):
         future: Future[T] = Future()
         self._tasks.put(_Task(future, fn, args))
         return future
+
+    def progress(self, future: Future[Any]) -> Progress:
+        """How far a running task is, as its worker last reported."""
+        return self._progress.get(future, Progress(0.0, 0.0))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers: after their tasks, or at once if not to wait."""
@@ -83,9 +88,11 @@ class Workers(Executor):
             try:
                 if worker is None or not worker.process.is_alive():
                     worker = self._hire()
-                task.future.set_result(worker.answer(task))
+                task.future.set_result(worker.answer(task, self._progress))
             except Exception as error:
                 task.future.set_exception(error)
+            finally:
+                self._progress.pop(task.future, None)
 
     def _hire(self) -> _Worker:
         ours, theirs = self._context.Pipe()
@@ -112,10 +119,12 @@ class _Worker:
     process: SpawnProcess
     connection: Connection
 
-    def answer(self, task: _Task) -> Any:
+    def answer(self, task: _Task, progress: dict[Future[Any], Progress]) -> Any:
         try:
             self.connection.send((task.function, task.arguments))
-            result, error = self.connection.recv()
+            while isinstance(message := self.connection.recv(), Progress):
+                progress[task.future] = message
+            result, error = message
         except (EOFError, OSError):
             raise WorkerDiedError(f"its worker process died ({_ending(self.process)}), perhaps for lack of memory") from None
         if error is not None:

@@ -1,6 +1,7 @@
 # All trials as one table, and back: what trials.parquet holds.
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -11,13 +12,14 @@ from pydantic import ValidationError
 from affine_divergence.lab.errors import BadInputError, first_line
 from affine_divergence.lab.outcome import Outcome, Status
 from affine_divergence.lab.store import Record
-from affine_divergence.lab.trial import Trial
+from affine_divergence.lab.trial import LATER_FIELDS, Trial
 
 if TYPE_CHECKING:
     import polars
 
 PROVENANCE = ("source_digest", "data_digest", "device", "processor", "threads", "python", "torch")
-LATER = ("train_images", "pattern", "damping", "timing", "claims")  # columns that older tables lack; null there
+# Columns that older tables lack; null there, or the value that older trials have.
+LATER = (*LATER_FIELDS, "stopped_epoch", "timing", "claims")
 
 
 def to_frame(records: Sequence[Record], study: str, grid_text: str, claims_text: str | None = None) -> polars.DataFrame:
@@ -27,7 +29,7 @@ def to_frame(records: Sequence[Record], study: str, grid_text: str, claims_text:
     rows = [
         {
             "study": study,
-            **record.trial.model_dump(),
+            **_fields(record.trial),
             "key": record.trial.key,
             **asdict(record.outcome),
             **{name: record.provenance.get(name) for name in (*PROVENANCE, "timing")},
@@ -65,7 +67,7 @@ def read_parquet(path: Path) -> polars.DataFrame:
         raise BadInputError(f"cannot read {path} as Parquet: {first_line(error)}") from error
     schema = _schema()
     later = {name: schema[name] for name in LATER if name not in frame.columns}
-    frame = frame.with_columns(polars.lit(None, dtype).alias(name) for name, dtype in later.items())
+    frame = frame.with_columns(polars.lit(LATER_FIELDS.get(name), dtype).alias(name) for name, dtype in later.items())
     missing = sorted(set(schema) - set(frame.columns))
     if missing:
         raise BadInputError(f"{path} is not a table of trials: it lacks {', '.join(missing)}")
@@ -75,9 +77,30 @@ def read_parquet(path: Path) -> polars.DataFrame:
     return frame
 
 
+def _fields(trial: Trial) -> dict[str, Any]:
+    # A gain is a number or a word: one column of text. A stop rule is JSON, as [{"after":0.2,"behind":10.0}].
+    values = trial.model_dump()
+    stop = None if trial.stop is None else json.dumps(values["stop"], separators=(",", ":"))
+    return values | {"gain": None if trial.gain is None else str(trial.gain), "stop": stop}
+
+
+def _gain(text: str | None) -> float | str | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def _stop(text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return text
+
+
 def _record(row: dict[str, Any]) -> Record:
     try:
-        trial = Trial(**{name: row[name] for name in Trial.model_fields})
+        trial = Trial(**{name: row[name] for name in Trial.model_fields} | {"gain": _gain(row["gain"]), "stop": _stop(row["stop"])})
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise BadInputError(f"the table's row with the key {row['key']} is no trial: {wrong}") from error
@@ -118,6 +141,15 @@ def _schema() -> dict[str, Any]:
         "steps": pl.Int64,
         "train_images": pl.Int64,
         "pattern": pl.String,
+        "start": pl.String,
+        "gain": pl.String,
+        "signal": pl.Float64,
+        "optimizer": pl.String,
+        "weight_decay": pl.Float64,
+        "schedule": pl.String,
+        "standardise": pl.String,
+        "drop_last": pl.Boolean,
+        "stop": pl.String,
         "role": pl.String,
         "key": pl.String,
         "status": pl.String,
@@ -130,6 +162,7 @@ def _schema() -> dict[str, Any]:
         "cpu_seconds": pl.Float64,
         "stack_size": pl.Int64,
         "reason": pl.String,
+        "stopped_epoch": pl.Int64,
         **{name: pl.Int64 if name == "threads" else pl.String for name in PROVENANCE},
         "timing": pl.String,
         "grid": pl.String,

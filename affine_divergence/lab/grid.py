@@ -4,16 +4,37 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.pattern import Pattern, check_depth
-from affine_divergence.lab.trial import DAMPED, Activation, Cell, DampingFloat, Method, PositiveFloat, PositiveInt, Seed, check_methods
+from affine_divergence.lab.stopping import Stop
+from affine_divergence.lab.trial import (
+    DAMPED,
+    GAINED,
+    Activation,
+    Cell,
+    DampingFloat,
+    Decay,
+    Gain,
+    Method,
+    Optimizer,
+    PositiveFloat,
+    PositiveInt,
+    Schedule,
+    Seed,
+    Standardise,
+    Start,
+    Trial,
+    check_methods,
+    check_signal,
+    check_start,
+)
 
 MAX_TRIALS = 1_000_000
 CLOSEST = 1.02  # a range of learning rates is continued by numbers of three digits
@@ -22,7 +43,8 @@ CLOSEST = 1.02  # a range of learning rates is continued by numbers of three dig
 class Axes(BaseModel):
     """The values whose product is a block of the grid; a single value may stand without brackets.
 
-    `damping` belongs to the methods batch and foof alone: their product with it is taken, the other methods do not see it.
+    `damping` belongs to the methods batch and foof alone: their product with it is taken, the other methods do not see it. So it is with
+    `gain` and the corrections norm-like and affine-like, `signal` and the start fixed-point, `weight_decay` and AdamW.
     With `rate_from_batch_size` nothing is tuned here: each cell is tested at the learning rate, and damping, chosen for it at that batch
     size.
     """
@@ -41,6 +63,13 @@ class Axes(BaseModel):
     seed: Annotated[tuple[Seed, ...], Field(min_length=1)]
     epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
     steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
+    start: Annotated[tuple[Start, ...], Field(min_length=1)] = ("torch",)
+    gain: Annotated[tuple[Gain, ...], Field(min_length=1)] | None = None
+    signal: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None
+    optimizer: Annotated[tuple[Optimizer, ...], Field(min_length=1)] = ("sgd",)
+    weight_decay: Annotated[tuple[Decay, ...], Field(min_length=1)] | None = None
+    schedule: Annotated[tuple[Schedule, ...], Field(min_length=1)] = ("constant",)
+    standardise: Annotated[tuple[Standardise, ...], Field(min_length=1)] = ("channel",)
 
     @model_validator(mode="before")
     @classmethod
@@ -69,6 +98,17 @@ class Axes(BaseModel):
                 raise ValueError(f"{name} holds a value twice: {list(values)}")
         for pattern in self._patterns:
             check_methods(self.method, pattern)
+        for method, start in itertools.product(self.method, self.start):
+            check_start(method, start)
+        if self.gain is not None and not set(self.method) & set(GAINED):
+            raise ValueError(f"gain goes with the methods {' and '.join(GAINED)}; leave it out here")
+        if self.signal is not None and "fixed-point" not in self.start:
+            raise ValueError("signal goes with the start fixed-point; leave it out here")
+        if "fixed-point" in self.start:
+            for signal, activation in itertools.product(self.signal or (1.0,), self.activation):
+                check_signal(signal, activation, min(self.width))
+        if self.weight_decay is not None and "adamw" not in self.optimizer:
+            raise ValueError("weight_decay goes with optimizer adamw; leave it out here")
         for pattern, depth in itertools.product(self.pattern or (), self.depth):
             check_depth(pattern, depth)
         return self
@@ -77,22 +117,51 @@ class Axes(BaseModel):
     def _patterns(self) -> tuple[str | None, ...]:
         return self.pattern or (None,)
 
-    def cells(self, data: str, train_images: int | None) -> Iterator[Cell]:
-        """Every combination of the axes but learning rate and seed, in the file's order."""
+    def cells(self, data: str, train_images: int | None, drop_last: bool) -> Iterator[Cell]:
+        """Every combination of the axes but learning rate and seed, in the file's order.
+
+        A gain is combined with the corrections alone, a signal with the start fixed-point, a weight decay with AdamW.
+        """
         budgets = [(epochs, None) for epochs in self.epochs or ()] + [(None, steps) for steps in self.steps or ()]
-        product = itertools.product(self.width, self.depth, self._patterns, self.activation, self.batch_size, budgets, self.method)
-        for width, depth, pattern, activation, batch_size, (epochs, steps), method in product:
-            yield Cell(data, method, width, depth, activation, batch_size, epochs, steps, train_images, pattern)
+        trainings = [
+            (optimizer, decay, schedule, standardise, drop_last)
+            for optimizer, schedule, standardise in itertools.product(self.optimizer, self.schedule, self.standardise)
+            for decay in (self.weight_decay if optimizer == "adamw" and self.weight_decay else (0.0,))
+        ]
+        starts = [(start, signal) for start in self.start for signal in ((self.signal or (1.0,)) if start == "fixed-point" else (None,))]
+        methods = [(method, gain) for method in self.method for gain in (self.gain if self.gain and method in GAINED else (None,))]
+        product = itertools.product(
+            self.width, self.depth, self._patterns, self.activation, self.batch_size, budgets, trainings, starts, methods
+        )
+        for width, depth, pattern, activation, batch_size, (epochs, steps), training, (start, signal), (method, gain) in product:
+            yield Cell(
+                data, method, width, depth, activation, batch_size, epochs, steps, train_images, pattern, start, gain, signal, *training
+            )
 
 
 class Tuning(BaseModel):
-    """Two-stage tuning: every `stride`-th rate with the first seed, then the best one's neighbours with every seed; so for each damping."""
+    """Two-stage tuning: every `stride`-th rate with the first seed, then the best one's neighbours with every seed; so for each damping.
+
+    `stop` is the rule by which a trial is stopped early, as a table or as a list of tables.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
     stride: PositiveInt = 2
     extend: Annotated[int, Field(ge=0, le=10, strict=True)] = 2
+    stop: Stop | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rungs(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("stop"), dict):
+            return {**values, "stop": [values["stop"]]}
+        return values
+
+    def trial(self, cell: Cell, learning_rate: float, seed: int, damping: float | None = None) -> Trial:
+        """A tuning trial of a cell, with the stop rule."""
+        return cell.trial(learning_rate, seed, "tuning", damping, self.stop)
 
 
 @dataclass(frozen=True)
@@ -113,6 +182,7 @@ class Grid(BaseModel):
     study: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     data: Annotated[str, Field(min_length=1)]
     train_images: PositiveInt | None = None
+    drop_last: StrictBool = True
     claims: tuple[str, ...] = ()
     grid: Annotated[tuple[Axes, ...], Field(min_length=1)]
     tuning: Tuning | None = None
@@ -164,7 +234,7 @@ class Grid(BaseModel):
             values: tuple[float, ...] | None = getattr(block, name)
             if values is None:
                 continue
-            for cell in block.cells(self.data, self.train_images):
+            for cell in block.cells(self.data, self.train_images, self.drop_last):
                 if methods is not None and cell.method not in methods:
                     continue
                 if found.setdefault(cell, values) != values:
@@ -175,7 +245,7 @@ class Grid(BaseModel):
         """What is tested, in the file's order; a cell that several blocks hold is tested with the seeds of them all."""
         seeds: dict[tuple[Cell, int | None], dict[int, None]] = {}
         for block in self.grid:
-            for cell in block.cells(self.data, self.train_images):
+            for cell in block.cells(self.data, self.train_images, self.drop_last):
                 seeds.setdefault((cell, block.rate_from_batch_size), {}).update(dict.fromkeys(block.seed))
         return [
             Series(cell, replace(cell, batch_size=size or cell.batch_size), tuple(found), size) for (cell, size), found in seeds.items()
@@ -198,9 +268,10 @@ def read_grid(path: Path) -> tuple[Grid, str]:
     return parse_grid(text, str(path)), text
 
 
-def parse_grid(text: str, name: str) -> Grid:
+def parse_grid(text: str, name: str, *, drop_last: bool = True) -> Grid:
+    """A grid file's text, checked; `drop_last` is what it means where it does not say."""
     try:
-        grid = Grid.model_validate(tomllib.loads(text))
+        grid = Grid.model_validate({"drop_last": drop_last} | tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInputError(f"{name} is not a TOML file: {error}") from error
     except ValidationError as error:
@@ -209,6 +280,15 @@ def parse_grid(text: str, name: str) -> Grid:
         told = [item for item in items if item["type"] != "too_short"] or items
         raise BadInputError(f"{name}: {'; '.join(_one_line(item) for item in told)}") from error
     return grid
+
+
+def grid_of(text: str, name: str, trials: Iterable[Trial]) -> Grid:
+    """The grid of a study that has these trials.
+
+    Older grid files do not say drop_last, and their studies trained on the short last minibatch too.
+    """
+    trials = list(trials)
+    return parse_grid(text, name, drop_last=not trials or any(trial.drop_last for trial in trials))
 
 
 def _one_line(item: Any) -> str:

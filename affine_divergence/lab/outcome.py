@@ -9,7 +9,11 @@ Status = Literal["done", "diverged", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trial's result. A diverged one is scored as chance, its curves are as they were; a failed one has a reason and no scores."""
+    """A trial's result. A diverged one is scored as chance, its curves are as they were; a failed one has a reason and no scores.
+
+    A trial that was stopped early has the number of epochs that it was trained for, `stopped_epoch`, and a reason. Its scores are those
+    after that epoch, and its curves end there.
+    """
 
     status: Status
     validation_accuracy: float | None = None
@@ -21,3 +25,4 @@ class Outcome:
     cpu_seconds: float | None = None
     stack_size: int | None = None
     reason: str | None = None
+    stopped_epoch: int | None = None

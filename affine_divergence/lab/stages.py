@@ -1,6 +1,7 @@
 # What is to be trained next, also where trials have failed: the rest of a study goes on without them.
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from affine_divergence.lab.grid import Grid
@@ -34,6 +35,17 @@ def stages(grid: Grid, accuracies: Mapping[Trial, float], guess: Callable[[Trial
     while stage := plan(grid, told).missing:
         yield stage
         told.update((trial, accuracies[trial] if trial in accuracies else guess(trial)) for trial in stage)
+
+
+def middling(grid: Grid) -> Callable[[Trial], float]:
+    """A guess of accuracies by which values in the middle are the best, so that no range of them is extended for it."""
+    rates, dampings = ({cell: math.sqrt(v[0] * v[-1]) for cell, v in ladders.items()} for ladders in (grid.rates(), grid.dampings()))
+
+    def guess(trial: Trial) -> float:
+        pairs = (trial.learning_rate, rates.get(trial.cell)), (trial.damping, dampings.get(trial.cell))
+        return -sum(abs(math.log(value / middle)) for value, middle in pairs if value and middle)
+
+    return guess
 
 
 def _without(waiting: Collection[Cell], grid: Grid, planned: Plan) -> list[Trial]:

@@ -1,17 +1,13 @@
 # How far a study is: its trials counted, from its store alone.
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from affine_divergence.lab import lock
-from affine_divergence.lab.grid import Grid
-from affine_divergence.lab.stages import scores, stages
+from affine_divergence.lab.stages import middling, scores, stages
 from affine_divergence.lab.store import read, study_of
-from affine_divergence.lab.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -49,14 +45,3 @@ def status_of(folder: Path) -> Status:
         running=0 if writer is None else sum(len(queued.trials) for queued in queue if queued.running),
         writer=writer,
     )
-
-
-def middling(grid: Grid) -> Callable[[Trial], float]:
-    """A guess of accuracies by which values in the middle are the best, so that no range of them is extended for it."""
-    rates, dampings = ({cell: math.sqrt(v[0] * v[-1]) for cell, v in ladders.items()} for ladders in (grid.rates(), grid.dampings()))
-
-    def guess(trial: Trial) -> float:
-        pairs = (trial.learning_rate, rates.get(trial.cell)), (trial.damping, dampings.get(trial.cell))
-        return -sum(abs(math.log(value / middle)) for value, middle in pairs if value and middle)
-
-    return guess

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from affine_divergence.lab.errors import BadInputError, StudyFailedError, first_line
-from affine_divergence.lab.grid import Grid, parse_grid
+from affine_divergence.lab.grid import Grid, grid_of
 from affine_divergence.lab.interrupts import heard, sheltered
 from affine_divergence.lab.lock import locked
 from affine_divergence.lab.outcome import Outcome
@@ -97,6 +97,13 @@ class Store:
             for trial, outcome, provenance in rows
         ]
 
+    def trials(self) -> Iterator[Trial]:
+        """The stored trials without their outcomes, and those of the present round."""
+        for (trial,) in self._connection.execute("SELECT trial FROM trials"):
+            yield Trial.model_validate_json(trial)
+        for queued in self.queue():
+            yield from queued.trials
+
     def begin(self, stacks: Sequence[Sequence[Trial]]) -> None:
         """The stacks of a round, in place of those of the round before."""
         with self._transaction():
@@ -149,7 +156,7 @@ def study_of(store: Store, folder: Path) -> tuple[Grid, str]:
     text = store.get("grid")
     if text is None:
         raise BadInputError(f"the store {folder} is empty; run a study into it first")
-    return parse_grid(text, f"the grid in {folder}"), text
+    return grid_of(text, f"the grid in {folder}", store.trials()), text
 
 
 @contextmanager

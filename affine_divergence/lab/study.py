@@ -7,19 +7,19 @@ from pathlib import Path
 from affine_divergence.lab.data import Dataset, load, split_rows
 from affine_divergence.lab.errors import BadInputError, StudyFailedError
 from affine_divergence.lab.executors import Workers, processes
-from affine_divergence.lab.grid import Grid, parse_grid
+from affine_divergence.lab.grid import Grid, grid_of
 from affine_divergence.lab.interrupts import stoppable
-from affine_divergence.lab.rounds import Round, unfinished
+from affine_divergence.lab.rounds import Round, Work, unfinished
 from affine_divergence.lab.stacks import stacks
-from affine_divergence.lab.stages import missing, scores as scores
+from affine_divergence.lab.stages import middling, missing, scores as scores, stages
 from affine_divergence.lab.store import Queued, Store
 from affine_divergence.lab.takeover import take_over
 from affine_divergence.lab.timings import Timings
 from affine_divergence.lab.trial import Trial
 from affine_divergence.lab.worker import Setup
 
-Progress = Callable[[str, int, int], None]
-"""Called with the stage, the number of its trials finished, and of all its trials; of the shapes of nets where these are timed."""
+Progress = Callable[[str, int, int, Work | None], None]
+"""Called with the stage, the number of its trials finished, of all its trials, and their work; or of shapes where these are timed."""
 
 
 def run(
@@ -51,7 +51,8 @@ def run(
         timings = Timings(store)
         with processes(workers, Setup(grid.data, path, cache, device)) as executor:
             while queue := _next(store, grid, failed, timings, executor, progress):
-                _train(store, executor, queue, failed, timings, progress)
+                later = _later(grid, store, queue, failed, timings)
+                _train(store, executor, queue, failed, timings, later, progress)
     if failed:
         raise StudyFailedError(f"{len(failed)} trials failed, the first with: {next(iter(failed.values()))}")
 
@@ -83,18 +84,25 @@ def _next(
         return queue
     trials = missing(grid, accuracies, failed)
     if trials:
-        timings.measure(trials, executor, lambda finished, total: progress("timing", finished, total))
-        store.begin(stacks(trials, timings.sizes))
+        timings.measure(trials, executor, lambda finished, total: progress("timing", finished, total, None))
+        store.begin(stacks(trials, timings.sizes, timings.seconds))
     return unfinished(store, over)
 
 
+def _later(grid: Grid, store: Store, queue: list[Queued], failed: dict[Trial, str], timings: Timings) -> float:
+    # Estimated CPU seconds of what is expected after this round.
+    accuracies = scores(store.records())
+    known = accuracies.keys() | failed.keys() | {trial for queued in queue for trial in queued.trials}
+    return sum(timings.seconds(trial) for stage in stages(grid, accuracies, middling(grid)) for trial in stage if trial not in known)
+
+
 def _train(
-    store: Store, executor: Workers, queue: list[Queued], failed: dict[Trial, str], timings: Timings, progress: Progress
+    store: Store, executor: Workers, queue: list[Queued], failed: dict[Trial, str], timings: Timings, later: float, progress: Progress
 ) -> None:
     stage = "tuning" if queue[0].trials[0].role == "tuning" else "evaluation"
     total = sum(len(queued.trials) for queued in queue)
-    progress(stage, 0, total)
-    one = Round(store, executor, queue, lambda finished: progress(stage, finished, total), timings.said)
+    progress(stage, 0, total, Work(0.0, None))
+    one = Round(store, executor, queue, lambda finished, work: progress(stage, finished, total, work), timings, later)
     try:
         for records in one.run():
             failed.update((r.trial, r.outcome.reason or "") for r in records if r.outcome.status == "failed")
@@ -132,11 +140,12 @@ def _bind(store: Store, grid: Grid, text: str, path: Path | None, digest: str) -
         values["claims"] = claims_text()  # a study is judged by the claims that were current when it began
     if path is not None:
         values["data_path"] = str(path.absolute())
-    store.put(values, forget_queue=not _same(store.get("grid"), grid))
+    store.put(values, forget_queue=not _same(store, grid))
 
 
-def _same(stored: str | None, grid: Grid) -> bool:
+def _same(store: Store, grid: Grid) -> bool:
+    stored = store.get("grid")
     try:
-        return stored is not None and parse_grid(stored, "") == grid
+        return stored is not None and grid_of(stored, "", store.trials()) == grid
     except BadInputError:
         return False

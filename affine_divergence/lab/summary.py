@@ -113,7 +113,7 @@ def summarise(grid: Grid, records: Sequence[Record]) -> Summary:
         if trial.role == "evaluation" and record.outcome.test_accuracy is not None:
             tested[trial.cell, trial.learning_rate, trial.damping].append(record)
         if trial.role == ("evaluation" if grid.tuning is None else "tuning"):
-            tried[replace(trial.cell, method="none")].append(record)
+            tried[trial.cell.bare].append(record)
     settings: dict[tuple[Cell, int | None], list[MethodRow]] = {}
     for series in grid.series():
         choice = choices.get(series.rate_of)
@@ -127,7 +127,7 @@ def summarise(grid: Grid, records: Sequence[Record]) -> Summary:
             diverged = sum(record.outcome.status == "diverged" for record in own)
             hopeless = _hopeless(series.rate_of, tried)
             row = MethodRow(series.cell, choice, tuple(own), accuracy, diverged, None, None, len(series.seeds), hopeless)
-            settings.setdefault((replace(series.cell, method="none"), series.rate_from), []).append(row)
+            settings.setdefault((series.cell.bare, series.rate_from), []).append(row)
     found = [
         Setting(cell, rate_from, tuple(_compared(rows)), tuple(tried[cell] if rate_from is None else ()))
         for (cell, rate_from), rows in settings.items()
@@ -152,7 +152,7 @@ def _best_of_evaluation(grid: Grid, records: Sequence[Record]) -> dict[Cell, Cho
 
 
 def _hopeless(cell: Cell, tried: Mapping[Cell, Sequence[Record]]) -> bool:
-    own = [record for record in tried.get(replace(cell, method="none"), ()) if record.trial.method == cell.method]
+    own = [record for record in tried.get(cell.bare, ()) if record.trial.cell.name == cell.name]
     return bool(own) and all(record.outcome.status == "diverged" for record in own)
 
 
@@ -161,13 +161,13 @@ def _at_edge(rate: float, ladder: Sequence[float]) -> bool:
 
 
 def _compared(rows: Sequence[MethodRow]) -> list[MethodRow]:
-    reference = next((row for row in rows if row.cell.method == REFERENCE), None)
+    reference = next((row for row in rows if row.cell.name == REFERENCE), None)
     if reference is None:
         return list(rows)
-    leads = {row.cell.method: _lead(reference, row) for row in rows if row is not reference}
+    leads = {row.cell.name: _lead(reference, row) for row in rows if row is not reference}
     known = {method: lead for method, lead in leads.items() if lead is not None}
     adjusted = dict(zip(known, holm([lead.p for lead in known.values()]), strict=True))
-    return [replace(row, lead=known.get(row.cell.method), adjusted_p=adjusted.get(row.cell.method)) for row in rows]
+    return [replace(row, lead=known.get(row.cell.name), adjusted_p=adjusted.get(row.cell.name)) for row in rows]
 
 
 def _lead(reference: MethodRow, row: MethodRow) -> Difference | None:

@@ -105,7 +105,10 @@ def _tune_damped(
                 missing.extend(result)
         if missing:
             return missing
-        means = {index: _mean(cell, choice.learning_rate, dampings[index], tuning.seeds, accuracies) for index, choice in choices.items()}
+        means = {
+            index: _mean(cell, choice.learning_rate, dampings[index], tuning, tuning.seeds, accuracies)
+            for index, choice in choices.items()
+        }
         best = max(tried, key=lambda index: (means[index], -index))
         at_edge = len(tried) > 1 and len(set(means.values())) > 1 and best in (tried[0], tried[-1])
         further = best + (1 if best == tried[-1] else -1)
@@ -131,10 +134,10 @@ def _tune(
         return sorted({*coarse, further}) if ladder.reaches(further) else None
 
     while True:
-        best = _best(cell, damping, ladder, coarse, tuning.seeds[:1], accuracies)
+        best = _best(cell, damping, ladder, coarse, tuning, tuning.seeds[:1], accuracies)
         if isinstance(best, list):
             return best
-        if _level(cell, damping, ladder, coarse, tuning.seeds[:1], accuracies):
+        if _level(cell, damping, ladder, coarse, tuning, tuning.seeds[:1], accuracies):
             # At chance everywhere: the rates left out may learn, or other seeds.
             skipped = set(range(len(ladder))) - set(coarse)
             if skipped:
@@ -148,11 +151,11 @@ def _tune(
                 extensions += 1
                 continue
             fine = [index for index in (best - 1, best, best + 1) if ladder.reaches(index)]
-        chosen = _best(cell, damping, ladder, fine, tuning.seeds, accuracies)
+        chosen = _best(cell, damping, ladder, fine, tuning, tuning.seeds, accuracies)
         if isinstance(chosen, list):
             return chosen
         tried = sorted({*coarse, *fine})
-        if fine == coarse and _level(cell, damping, ladder, fine, tuning.seeds, accuracies):
+        if fine == coarse and _level(cell, damping, ladder, fine, tuning, tuning.seeds, accuracies):
             return Choice(ladder[chosen], at_edge=False)  # it learns at no rate, so none is better beyond
         longer = extended(tried, chosen)
         if longer is None:
@@ -162,21 +165,35 @@ def _tune(
 
 
 def _level(
-    cell: Cell, damping: float | None, ladder: Ladder, indices: list[int], seeds: tuple[int, ...], accuracies: Mapping[Trial, float]
+    cell: Cell,
+    damping: float | None,
+    ladder: Ladder,
+    indices: list[int],
+    tuning: Tuning,
+    seeds: tuple[int, ...],
+    accuracies: Mapping[Trial, float],
 ) -> bool:
-    return len({accuracies[cell.trial(ladder[index], seed, "tuning", damping)] for index in indices for seed in seeds}) == 1
+    return len({accuracies[tuning.trial(cell, ladder[index], seed, damping)] for index in indices for seed in seeds}) == 1
 
 
-def _mean(cell: Cell, rate: float, damping: float | None, seeds: tuple[int, ...], accuracies: Mapping[Trial, float]) -> float:
-    return fmean(accuracies[cell.trial(rate, seed, "tuning", damping)] for seed in seeds)
+def _mean(
+    cell: Cell, rate: float, damping: float | None, tuning: Tuning, seeds: tuple[int, ...], accuracies: Mapping[Trial, float]
+) -> float:
+    return fmean(accuracies[tuning.trial(cell, rate, seed, damping)] for seed in seeds)
 
 
 def _best(
-    cell: Cell, damping: float | None, ladder: Ladder, indices: list[int], seeds: tuple[int, ...], accuracies: Mapping[Trial, float]
+    cell: Cell,
+    damping: float | None,
+    ladder: Ladder,
+    indices: list[int],
+    tuning: Tuning,
+    seeds: tuple[int, ...],
+    accuracies: Mapping[Trial, float],
 ) -> int | list[Trial]:
     # The index with the highest mean accuracy, the smaller rate on a tie; or the trials that must run before that is known.
-    trials = {index: [cell.trial(ladder[index], seed, "tuning", damping) for seed in seeds] for index in indices}
+    trials = {index: [tuning.trial(cell, ladder[index], seed, damping) for seed in seeds] for index in indices}
     missing = [trial for row in trials.values() for trial in row if trial not in accuracies]
     if missing:
         return missing
-    return max(indices, key=lambda index: (_mean(cell, ladder[index], damping, seeds, accuracies), -index))
+    return max(indices, key=lambda index: (_mean(cell, ladder[index], damping, tuning, seeds, accuracies), -index))

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
@@ -31,6 +31,14 @@ class Setup:
     device: str = "cpu"
 
 
+@dataclass(frozen=True)
+class Progress:
+    """The share of a task's work that is done, and the CPU seconds that it took; sent any number of times before the answer."""
+
+    share: float
+    cpu_seconds: float
+
+
 class AllocationError(RuntimeError):
     """There was not the memory for a stack."""
 
@@ -39,10 +47,16 @@ class AllocationError(RuntimeError):
 _splits: Splits | None = None
 _device = "cpu"
 _provenance: dict[str, str | int] = {}
+_connection: Connection | None = None
+INTERVAL = 0.5  # seconds between two reports of progress at least
 
 
 def serve(connection: Connection, setup: Setup) -> None:
-    """Send None when ready, or what prevented it; then answer each (function, arguments) with (result, exception)."""
+    """Send None when ready, or what prevented it; then answer each (function, arguments) with (result, exception).
+
+    Before an answer, `Progress` may come.
+    """
+    global _connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     parent = parent_process()
@@ -54,6 +68,7 @@ def serve(connection: Connection, setup: Setup) -> None:
         connection.send(_portable(error))
         return
     connection.send(None)
+    _connection = connection
     while True:
         try:
             function, arguments = connection.recv()
@@ -66,10 +81,10 @@ def serve(connection: Connection, setup: Setup) -> None:
         connection.send((result, raised))
 
 
-def train_stack(trials: Sequence[Trial]) -> list[Record]:
+def train_stack(trials: Sequence[Trial], together: int | None = None) -> list[Record]:
     """Train trials together in this worker; a stack that raises gives failed trials with the reason.
 
-    Raises AllocationError where a smaller stack may fit.
+    At most `together` of them are one batched model. Reports progress. Raises AllocationError where a smaller stack may fit.
     """
     import torch
 
@@ -79,7 +94,7 @@ def train_stack(trials: Sequence[Trial]) -> list[Record]:
         raise RuntimeError("train_stack runs in a worker, which has loaded the data")
     torch.set_flush_denormal(True)  # activations of deep narrow nets shrink into denormals, which are slow; a setting of the thread
     try:
-        outcomes = train(trials, _splits, _device)
+        outcomes = train(trials, _splits, _device, together=together, report=_reporter())
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         if _lacks_memory(error):
@@ -88,8 +103,11 @@ def train_stack(trials: Sequence[Trial]) -> list[Record]:
     return [Record(trial, outcome, _provenance) for trial, outcome in zip(trials, outcomes, strict=True)]
 
 
-def time_step(trials: Sequence[Trial]) -> tuple[float | None, float | None]:
-    """Median CPU seconds of a step of one of these trials: trained alone, and all together; None for what cannot be trained."""
+def time_step(trials: Sequence[Trial]) -> tuple[float | None, float | None, float | None]:
+    """Median CPU seconds of one of these trials: of a step trained alone, of a step all together, and of the evaluation of an image.
+
+    None for what cannot be trained.
+    """
     import torch
 
     from affine_divergence.lab.benchmarks import step_seconds
@@ -98,6 +116,19 @@ def time_step(trials: Sequence[Trial]) -> tuple[float | None, float | None]:
         raise RuntimeError("time_step runs in a worker, which has loaded the data")
     torch.set_flush_denormal(True)
     return step_seconds(trials, _splits, _device)
+
+
+def _reporter() -> Callable[[float], None]:
+    # Not after every step, which may take microseconds.
+    last, start = time.monotonic(), time.process_time()
+
+    def report(share: float) -> None:
+        nonlocal last
+        if _connection is not None and time.monotonic() - last >= INTERVAL:
+            last = time.monotonic()
+            _connection.send(Progress(share, time.process_time() - start))
+
+    return report
 
 
 def _start(setup: Setup) -> None:

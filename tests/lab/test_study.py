@@ -18,7 +18,7 @@ from affine_divergence.lab.tuning import plan
 def run(text: str, folder: Path, workers: int = 1) -> list[tuple[str, int, int]]:
     shown: list[tuple[str, int, int]] = []
     with opened(folder) as store:
-        study.run(grid(text), text, store, None, workers=workers, progress=lambda *now: shown.append(now))
+        study.run(grid(text), text, store, None, workers=workers, progress=lambda *now: shown.append(now[:3]))
     return shown
 
 

@@ -84,10 +84,10 @@ def test_stacks_of_convolutional_trials_are_no_larger_than_was_found_best_and_ho
 
 
 def test_a_shape_is_what_the_time_of_a_step_depends_on() -> None:
-    assert shape_of(trial()) is None
+    assert shape_of(trial()).pattern == ""
     assert shape_of(conv(seed=3, learning_rate=9.0, activation="leaky-relu", epochs=7)) == shape_of(conv())
-    changes = ({"method": "batch-norm"}, {"width": 9}, {"depth": 3}, {"pattern": "k3s1"}, {"batch_size": 8})
-    assert len({shape_of(conv(**change)) for change in changes} | {shape_of(conv())}) == 6
+    changes = ({"method": "batch-norm"}, {"width": 9}, {"depth": 3}, {"pattern": "k3s1"}, {"batch_size": 8}, {"optimizer": "adamw"})
+    assert len({shape_of(conv(**change)) for change in changes} | {shape_of(conv())}) == 7
 
 
 def test_each_shape_is_timed_once_and_kept_in_the_store(store: Store) -> None:
@@ -156,10 +156,11 @@ def test_what_goes_wrong_otherwise_ends_the_study_in_words_and_is_not_kept(store
 
 def test_what_cannot_be_trained_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = make_splits(load("digits"))
-    alone, together = step_seconds([conv(width=4, seed=seed) for seed in range(3)], splits)
+    alone, together, evaluation = step_seconds([conv(width=4, seed=seed) for seed in range(3)], splits)
     assert alone is not None
     assert together is not None
-    assert 0.0 < together < 1.0
+    assert evaluation is not None
+    assert 0.0 < evaluation < together < 1.0
 
     from affine_divergence.lab.benchmarks import _steps
 
@@ -172,11 +173,11 @@ def test_what_cannot_be_trained_has_no_time(monkeypatch: pytest.MonkeyPatch) -> 
         return make_stack(trials, *arguments)
 
     monkeypatch.setattr(_steps, "make_stack", limited)
-    alone, together = step_seconds([conv(width=4, seed=seed) for seed in range(3)], splits)
+    alone, together, _ = step_seconds([conv(width=4, seed=seed) for seed in range(3)], splits)
     assert alone is not None
     assert together is None
     most = 0
-    assert step_seconds([conv(width=4)], splits) == (None, None)
+    assert step_seconds([conv(width=4)], splits) == (None, None, None)
 
 
 def test_a_convolutional_study_runs_to_its_end_in_the_stacks_that_were_timed_and_says_so_in_its_table(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import os
 import pytest
 import torch
 from makers import trial
-from tasks import slowdown, state
+from running import until
+from tasks import reporting, slowdown, state
 
 from affine_divergence.lab import worker
 from affine_divergence.lab.executors import Workers, processes
-from affine_divergence.lab.worker import AllocationError, Setup, train_stack
+from affine_divergence.lab.worker import AllocationError, Progress, Setup, train_stack
 
 
 def test_stacks_are_trained_with_one_thread_and_denormals_flushed_which_would_slow_deep_narrow_nets_down() -> None:
@@ -18,6 +19,10 @@ def test_stacks_are_trained_with_one_thread_and_denormals_flushed_which_would_sl
         (record,) = workers.submit(train_stack, (trial(epochs=None, steps=1),)).result()
         pid, threads, flushed = workers.submit(state).result()
         ratio = workers.submit(slowdown, 5).result()
+        task = workers.submit(reporting)
+        until(lambda: workers.progress(task) == Progress(0.5, 1.0), 5.0)
+        assert task.result() == [0.25, 0.5]  # what was reported is no answer
+        until(lambda: workers.progress(task) == Progress(0.0, 0.0), 5.0)
     assert (pid != os.getpid(), threads, flushed) == (True, 1, True)
     assert (record.outcome.reason, record.provenance["device"], record.provenance["threads"]) == (None, "cpu", 1)
     assert ratio < 2.0  # about 1; about 6 where they are not flushed
@@ -26,7 +31,7 @@ def test_stacks_are_trained_with_one_thread_and_denormals_flushed_which_would_sl
 def test_train_stack_flushes_denormals_whoever_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     monkeypatch.setattr(worker, "_splits", object())
-    monkeypatch.setattr("affine_divergence.lab.training.train", lambda *_: found.append(state()[2]) or [])
+    monkeypatch.setattr("affine_divergence.lab.training.train", lambda *_, **__: found.append(state()[2]) or [])
     assert not state()[2]
     try:
         train_stack(())
@@ -37,7 +42,7 @@ def test_train_stack_flushes_denormals_whoever_calls_it(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("error", [MemoryError("Unable to allocate 9 TiB"), torch.OutOfMemoryError("CUDA out of memory"), None])
 def test_what_does_not_fit_into_memory_is_told_apart_from_other_failures(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         if error is None:
             torch.empty(2**60)  # what torch itself says
         raise error or AssertionError

@@ -13,11 +13,18 @@ from affine_divergence.lab.benchmarks._interleave import interleaved, one_thread
 from affine_divergence.lab.training._seeds import image_order
 from affine_divergence.lab.training._stack import Stack, sort_key
 from affine_divergence.lab.training._train import descend
-from affine_divergence.lab.trial import FULLY_CONNECTED, GRADIENT_ONLY, Cell, Method, Trial
+from affine_divergence.lab.trial import FULLY_CONNECTED, GRADIENT_ONLY, Cell, Method, Optimizer, Trial
 from affine_divergence.nn import AffineLikeLinear, NormLikeLinear
 
 IMAGES, FEATURES, CLASSES, DEPTH = 45_000, 3072, 10, 3  # the training part of CIFAR-10
-SHAPES = ((16, 32), (64, 32), (64, 128))  # width, batch size
+SHAPES: tuple[tuple[Optimizer, int, int], ...] = (  # width, batch size
+    ("sgd", 16, 32),
+    ("sgd", 64, 32),
+    ("sgd", 64, 128),
+    ("adamw", 16, 32),
+    ("adamw", 64, 32),
+)
+OPTIMIZERS: Mapping[Optimizer, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 METHODS: tuple[Method, ...] = ("none", "affine-like", "batch-norm")
 REPLICAS = 16
 SIX = tuple(method for method in FULLY_CONNECTED if method not in GRADIENT_ONLY)
@@ -33,38 +40,38 @@ LINEAR: Mapping[Method, Callable[[int, int], nn.Module]] = {"norm-like": NormLik
 
 def training(repeats: int) -> Iterator[str]:
     """The lines of `affdiv bench training`, each as soon as it is measured."""
-    yield f"{FEATURES}-w-w-w-{CLASSES}, Tanh, SGD, float32, {IMAGES:,} images in memory, CPU, 1 thread, torch {torch.__version__}"
+    yield f"{FEATURES}-w-w-w-{CLASSES}, Tanh, float32, {IMAGES:,} images in memory, CPU, 1 thread, torch {torch.__version__}"
     yield (
         f"medians of {repeats} interleaved rounds of {ROWS_A_ROUND:,} images a replica, CPU time, without evaluation; an epoch: {IMAGES:,}"
     )
-    yield "usual: an nn.Sequential a trial, DataLoader over a TensorDataset, optim.SGD. stacked: one batched model."
+    yield "usual: an nn.Sequential a trial, DataLoader over a TensorDataset, optim.SGD or AdamW. stacked: one batched model."
     yield f"{REPLICAS} learning rates of one method and one seed; {ALL}: one rate of each method, {SEEDS} seeds."
     yield ""
-    yield f"{'width':>5}{'batch':>7}  {'method':<13}{'replica-epochs / CPU s':>26}{'':>6}{'GFLOP/s':>20}"
-    yield f"{'':>5}{'':>7}  {'':<13}{'usual':>13}{'stacked':>13}{'ratio':>8}{'usual':>9}{'stacked':>9}"
+    yield f"{'':<9}{'width':>5}{'batch':>7}  {'method':<13}{'replica-epochs / CPU s':>26}{'':>6}{'GFLOP/s':>20}"
+    yield f"{'':<9}{'':>5}{'':>7}  {'':<13}{'usual':>13}{'stacked':>13}{'ratio':>8}{'usual':>9}{'stacked':>9}"
     inputs = torch.randn(IMAGES, FEATURES, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(CLASSES, (IMAGES,), generator=torch.Generator().manual_seed(1))
     with one_thread():
-        for (width, batch_size), name in itertools.product(SHAPES, (*METHODS, ALL)):
-            trials = _trials(width, batch_size, name)
+        for (optimizer, width, batch_size), name in itertools.product(SHAPES, (*METHODS, ALL)):
+            trials = _trials(optimizer, width, batch_size, name)
             pieces = {"usual": _usual(trials, inputs, labels), "stacked": _stacked(trials, inputs, labels)}
             seconds = interleaved(pieces, repeats, warm=1)
             epochs = len(trials) * (ROWS_A_ROUND // batch_size) * batch_size / IMAGES
             usual, stacked = (epochs / seconds[side] for side in pieces)
             flops = 1e-9 * IMAGES * _operations(width)
             yield (
-                f"{width:>5}{batch_size:>7}  {name:<13}{usual:>13.2f}{stacked:>13.2f}{stacked / usual:>8.2f}"
+                f"{optimizer:<9}{width:>5}{batch_size:>7}  {name:<13}{usual:>13.2f}{stacked:>13.2f}{stacked / usual:>8.2f}"
                 f"{usual * flops:>9.1f}{stacked * flops:>9.1f}"
             )
 
 
-def _trials(width: int, batch_size: int, name: str) -> list[Trial]:
+def _trials(optimizer: Optimizer, width: int, batch_size: int, name: str) -> list[Trial]:
     wanted: list[tuple[Method, float, int]]
     if name == ALL:
         wanted = [(method, 0.01, seed) for method in SIX for seed in range(SEEDS)]
     else:
         wanted = [(method, 0.001 * (1 + place), 0) for method in METHODS if method == name for place in range(REPLICAS)]
-    shape = Cell("synthetic", "none", width, DEPTH, "tanh", batch_size, 1, None)
+    shape = Cell("synthetic", "none", width, DEPTH, "tanh", batch_size, 1, None, optimizer=optimizer)
     return [replace(shape, method=method).trial(rate, seed, "evaluation") for method, rate, seed in wanted]
 
 
@@ -78,7 +85,7 @@ def _operations(width: int) -> int:
 def _usual(trials: list[Trial], inputs: Tensor, labels: Tensor) -> Callable[[], None]:
     dataset = TensorDataset(inputs, labels)
     nets = [_net(trial) for trial in trials]
-    optimizers = [torch.optim.SGD(net.parameters(), lr=trial.learning_rate) for net, trial in zip(nets, trials, strict=True)]
+    optimizers = [OPTIMIZERS[trial.optimizer](net.parameters(), lr=trial.learning_rate) for net, trial in zip(nets, trials, strict=True)]
     batch_size = trials[0].batch_size
 
     def run() -> None:
@@ -93,7 +100,7 @@ def _usual(trials: list[Trial], inputs: Tensor, labels: Tensor) -> Callable[[], 
 
 
 def _stacked(trials: list[Trial], inputs: Tensor, labels: Tensor) -> Callable[[], None]:
-    stack = Stack(sorted(trials, key=sort_key), FEATURES, CLASSES, inputs)
+    stack = Stack(sorted(trials, key=sort_key), (1, 1, FEATURES), CLASSES, inputs)
     batch_size = trials[0].batch_size
 
     def batches() -> Iterator[Tensor]:

@@ -76,7 +76,8 @@ def _bare_lines(part: Part, cells: Cells, grid: Grid) -> Iterator[tuple[Place, .
 
 
 def _bare(grid: Grid, rate_from: int | None, **axes: Any) -> Place:
-    return Place(Cell(data=grid.data, method="none", epochs=None, steps=None, train_images=grid.train_images, **axes), rate_from)
+    like = Cell(grid.data, "none", 0, 0, "tanh", 0, None, None, grid.train_images, drop_last=grid.drop_last)
+    return Place(replace(like, **axes), rate_from)
 
 
 def _coordinate(part: Part, place: Place) -> float:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,26 @@ class Splits:
     train: Part
     validation: Part
     test: Part
+
+    @cached_property
+    def by_pixel(self) -> Splits:
+        """The same with every pixel of every channel standardised by its own mean and deviation over the train part.
+
+        A constant pixel is only centred.
+        """
+        mean, deviation = _moments(self.train.inputs)
+        parts = (Part((part.inputs - mean).div_(deviation), part.labels) for part in (self.train, self.validation, self.test))
+        return Splits(self.name, self.digest, self.classes, self.shape, *parts)
+
+
+def _moments(rows: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+    # In float64, in chunks: rounding could make a constant column look as if it varied.
+    parts = [chunk.double() for chunk in rows.split(_CHUNK)]
+    mean = torch.stack([part.sum(0) for part in parts]).sum(0) / len(rows)
+    variance = torch.stack([(part - mean).square_().sum(0) for part in parts]).sum(0) / len(rows)
+    deviation = variance.sqrt()
+    deviation[deviation < 1e-6] = 1.0
+    return mean.to(rows), deviation.to(rows)
 
 
 def make_splits(dataset: Dataset) -> Splits:

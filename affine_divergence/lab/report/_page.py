@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from affine_divergence.lab.claims import Judged, Line, Unit, claims_digest, judge, parse_claims
 from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.frame import to_frame
-from affine_divergence.lab.grid import parse_grid
+from affine_divergence.lab.grid import grid_of
 from affine_divergence.lab.report._claims import (
     CELL_HEADERS,
     CLAIM_HEADERS,
@@ -53,7 +53,7 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
     """Write report.html, figures/*.svg and trials.parquet into a folder; the claims' text is the one that the study kept, if any."""
     import jinja2
 
-    grid = parse_grid(grid_text, "the study's grid")
+    grid = grid_of(grid_text, "the study's grid", (record.trial for record in records))
     claims = parse_claims(claims_text, "the study's claims") if claims_text is not None else None
     summary = summarise(grid, records)
     if not summary.settings:

@@ -37,13 +37,23 @@ class Kind(NamedTuple):
     rows: Callable[[int, int, Tensor], Affine]
 
 
-class _BatchNorm:
-    # Features centred and scaled over the batch, and over positions; running statistics outside training and for one value a feature,
-    # which torch refuses.
-    def __init__(self, features: int, like: Tensor) -> None:
-        self._mean, self._var = like.new_zeros(features), like.new_ones(features)
+class BatchNorm:
+    """Features centred and scaled over the batch, and over positions, with running statistics for each group, or replica, of features.
 
-    def __call__(self, x: Tensor, training: bool) -> Tensor:
+    The running statistics are used outside training, and for one value a feature, which torch refuses.
+    """
+
+    def __init__(self, groups: int, features: int, like: Tensor) -> None:
+        self._groups = groups
+        self._mean, self._var = like.new_zeros(groups * features), like.new_ones(groups * features)
+
+    def keep(self, index: Tensor) -> None:
+        """Go on with some of the groups."""
+        self._mean, self._var = (one.view(self._groups, -1)[index].flatten() for one in (self._mean, self._var))
+        self._groups = len(index)
+
+    def normalised(self, x: Tensor, training: bool) -> Tensor:
+        """Of x, whose dimension 1 holds the features of all groups."""
         of_batch = training and x.numel() > x.shape[1]
         return F.batch_norm(x, self._mean, self._var, training=of_batch, momentum=MOMENTUM, eps=TORCH_EPS)
 
@@ -88,19 +98,15 @@ def _after(normalise: Callable[[Tensor, int], Tensor], rows: Callable[[Tensor], 
     return Kind(lambda *_: convolve, lambda *_: affine)
 
 
-def _batch_normed(groups: int, channels: int, like: Tensor) -> Convolve:
-    norm = _BatchNorm(groups * channels, like)
-    return lambda x, weight, bias, kernel, groups, training: _plain(norm(x, training), weight, bias, kernel, groups)
+class _BatchNormed(BatchNorm):
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel, groups: int, training: bool) -> Tensor:
+        return _plain(self.normalised(x, training), weight, bias, kernel, groups)
 
 
-def _batch_normed_rows(replicas: int, features: int, like: Tensor) -> Affine:
-    norm = _BatchNorm(replicas * features, like)
-
-    def affine(x: Tensor, weight: Tensor, bias: Tensor, training: bool) -> Tensor:
-        side_by_side = norm(x.transpose(0, 1).flatten(1), training)
-        return torch.baddbmm(bias, side_by_side.view(-1, replicas, features).transpose(0, 1), weight)
-
-    return affine
+class _BatchNormedRows(BatchNorm):
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, training: bool) -> Tensor:
+        side_by_side = self.normalised(x.transpose(0, 1).flatten(1), training)
+        return torch.baddbmm(bias, side_by_side.view(-1, len(x), x.shape[-1]).transpose(0, 1), weight)
 
 
 def _corrected(convolve: Callable[..., Tensor], rows: Callable[[Tensor, Tensor, Tensor], Tensor], *, gain: bool) -> Kind:
@@ -130,7 +136,7 @@ def _affine_like_rows(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 METHODS: dict[Method, Kind] = {
     "none": _after(lambda x, groups: x, lambda rows: rows),
-    "batch-norm": Kind(_batch_normed, _batch_normed_rows),
+    "batch-norm": Kind(_BatchNormed, _BatchNormedRows),
     "layer-norm-sample": _after(_layer_norm_sample, _layer_norm),
     "layer-norm-position": _after(lambda x, groups: _by_position(_layer_norm, x, groups), _layer_norm),
     "rms-norm-sample": _after(_rms_norm_sample, _rms_norm),

@@ -6,7 +6,6 @@
 # mean over positions, and an affine layer.
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,57 +14,107 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from affine_divergence.lab.pattern import Kernel, kernels
-from affine_divergence.lab.training._conv_methods import METHODS
+from affine_divergence.lab.training._adamw import AdamW
+from affine_divergence.lab.training._conv_methods import METHODS, BatchNorm
 from affine_divergence.lab.training._methods import LEAKY_SLOPE
-from affine_divergence.lab.training._seeds import initial_weight
+from affine_divergence.lab.training._starts import initial_of, layers_of, rate_factors, scales_of
 from affine_divergence.lab.trial import Trial
 
 NUMBERS_AT_ONCE = 1 << 22  # in an activation when nets are evaluated: 16 MB
 
 
 class ConvStack:
-    """Convolutional nets that differ in learning rate and seed only, in the order of `sort_key`."""
+    """Convolutional nets that differ in start, gain, learning rate and seed only, in the order of `sort_key`."""
 
     def __init__(self, trials: Sequence[Trial], shape: tuple[int, int, int], classes: int, like: Tensor) -> None:
         first = trials[0]
         assert first.pattern is not None
         if list(trials) != sorted(trials, key=sort_key):
             raise ValueError("the trials of a stack stand in the order of sort_key")
-        self.count, self.shape, self.tanh = len(trials), shape, first.activation == "tanh"
+        self.shape, self.tanh = shape, first.activation == "tanh"
         self.kernels = kernels(first.pattern, first.depth)
+        layers = self._layers = layers_of(first, shape, classes)
+        self._arrange(trials, like)
+        channels = [shape[0], *[first.width] * first.depth]
+        make = METHODS[first.method]
+        self._convolutions = [make.images(g, c, like) for g, c in zip(self._groups, channels, strict=False)]
+        self._head = make.rows(self.count, first.width, like)
+        weights = [torch.stack([initial_of(trial, layer).to(like) for trial in trials]) for layer in layers]
+        for place, (c_in, kernel) in enumerate(zip(channels, self.kernels, strict=False)):
+            weights[place] = weights[place].mT.reshape(-1, c_in, kernel.size, kernel.size).contiguous()
+        self.weights = [weight.requires_grad_() for weight in weights]
+        biases = [like.new_zeros(self.count * first.width) for _ in self.kernels] + [like.new_zeros(self.count, 1, classes)]
+        self.biases = [bias.requires_grad_() for bias in biases]
+        self._adamw = None
+        if first.optimizer == "adamw":
+            scales = [[scales_of(trial, layer) for trial in trials] for layer in layers]
+            of_parameters = [[one[i] for one in of_layer] for i in range(2) for of_layer in scales]
+            self._adamw = AdamW(trials, self._flat_parameters, of_parameters)
+
+    def _arrange(self, trials: Sequence[Trial], like: Tensor) -> None:
+        # All that follows from the trials alone.
+        self._trials, self.count = list(trials), len(trials)
         replicas = Counter(trial.seed for trial in trials)
         self.seeds = list(replicas)
         self.seed_of_replica = torch.tensor([self.seeds.index(trial.seed) for trial in trials], device=like.device)
         equal = len(set(replicas.values())) == 1
         self._sources = list(range(len(self.seeds))) if equal else self.seed_of_replica.tolist()
+        self._groups = [len(self._sources), *[self.count] * (trials[0].depth - 1)]
         self._rates = torch.tensor([-trial.learning_rate for trial in trials], dtype=torch.float64).to(like).unsqueeze(-1)
-        channels = [shape[0], *[first.width] * first.depth]
-        groups = [len(self._sources), *[self.count] * (first.depth - 1)]
-        make = METHODS[first.method]
-        self._convolutions = [make.images(g, c, like) for g, c in zip(groups, channels, strict=False)]
-        self._head = make.rows(self.count, first.width, like)
-        self._groups = groups
-        weights = []
-        for layer, ((c_in, c_out), kernel) in enumerate(zip(itertools.pairwise(channels), self.kernels, strict=True)):
-            drawn = [initial_weight(trial.seed, layer, c_in * kernel.size**2, c_out).T for trial in trials]
-            weights.append(torch.stack(drawn).view(-1, c_in, kernel.size, kernel.size))
-        weights.append(torch.stack([initial_weight(trial.seed, first.depth, first.width, classes) for trial in trials]))
-        self.weights = [weight.to(like).requires_grad_() for weight in weights]
-        biases = [like.new_zeros(self.count * first.width) for _ in self.kernels] + [like.new_zeros(self.count, 1, classes)]
-        self.biases = [bias.requires_grad_() for bias in biases]
-        side = _largest(shape[1:], self.kernels)
-        self.rows = max(1, NUMBERS_AT_ONCE // (self.count * first.width * side))
+        factors = [rate_factors(trials, layer, like) for layer in self._layers]
+        self._factors = [factor.weight for factor in factors] + [factor.bias for factor in factors]
+        side = _largest(self.shape[1:], self.kernels)
+        self.rows = max(1, NUMBERS_AT_ONCE // (self.count * trials[0].width * side))
 
-    def step(self, images: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """One step of gradient descent on the mean cross-entropy; the losses (K,) before it. Images (B, d) and a row of labels a seed."""
+    def keep(self, replicas: Sequence[int]) -> None:
+        """Go on with some of the replicas only, in the order in which they stand."""
+        index = torch.tensor(replicas, device=self._rates.device)
+        images_of = self._image_of_replica()
+        self.weights, self.biases = (
+            [one.detach().view(self.count, -1)[index].view(-1, *one.shape[1:]).requires_grad_() for one in parameters]
+            for parameters in (self.weights, self.biases)
+        )
+        self._arrange([self._trials[i] for i in replicas], self._rates)
+        first_of = {image: place for place, image in reversed(list(enumerate(self._image_of_replica())))}
+        of_images = torch.tensor([images_of[replicas[first_of[image]]] for image in range(self._groups[0])], device=index.device)
+        for place, one in enumerate([*self._convolutions, self._head]):
+            if isinstance(one, BatchNorm):
+                one.keep(index if place else of_images)
+        if self._adamw is not None:
+            self._adamw.keep(replicas, self._flat_parameters)
+
+    def _image_of_replica(self) -> list[int]:
+        # Which of the images that stand side by side each replica is given.
+        shared: list[int] = self.seed_of_replica.tolist()
+        return shared if len(self._sources) == len(self.seeds) else list(range(self.count))
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [*self.weights, *self.biases]
+
+    @property
+    def _flat_parameters(self) -> list[Tensor]:
+        return [parameter.detach().view(self.count, -1) for parameter in self._parameters]
+
+    def step(self, images: Sequence[Tensor], labels: Tensor, pace: float = 1.0) -> Tensor:
+        """One step on the mean cross-entropy, at `pace` times the learning rates; the losses (K,) before it.
+
+        Images (B, d) and a row of labels a seed.
+        """
         logits = self._forward(images, training=True)
         index = labels[self.seed_of_replica]
         losses = F.cross_entropy(logits.flatten(0, 1), index.flatten(), reduction="none").view(index.shape).mean(1)
-        parameters = [*self.weights, *self.biases]
-        gradients = torch.autograd.grad(losses.sum(), parameters)
+        gradients = torch.autograd.grad(losses.sum(), self._parameters)
         with torch.no_grad():
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.view(self.count, -1).addcmul_(gradient.reshape(self.count, -1), self._rates)
+            flat = [gradient.reshape(self.count, -1) for gradient in gradients]
+            if self._adamw is not None:
+                for buffer, gradient in zip(self._adamw.gradients, flat, strict=True):
+                    buffer.copy_(gradient)
+                self._adamw.step(pace)
+            else:
+                for parameter, gradient, factor in zip(self._parameters, flat, self._factors, strict=True):
+                    rates = self._rates * pace if factor is None else self._rates * (factor.view(-1, 1) * pace)
+                    parameter.view(self.count, -1).addcmul_(gradient, rates)
         return losses.detach()
 
     def predict(self, images: Tensor) -> Tensor:

@@ -7,6 +7,7 @@
 # Layout: X̃ and P (K, N, d + 1), damping (K, 1) or a number. A matrix that rounding makes indefinite gives NaN: that run has diverged.
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -46,6 +47,21 @@ class Foof:
     def __init__(self, dampings: Sequence[Damping]) -> None:
         self._dampings = dampings
         self._steps = 0
+        self._sum: Tensor
+        self._inverses: list[Tensor]
+
+    def keep(self, places: Sequence[int]) -> Foof:
+        """Go on with some of the dampings."""
+        self._dampings = [self._dampings[i] for i in places]
+        if self._steps:
+            self._inverses = [self._inverses[i] for i in places]
+        return self
+
+    def keep_replicas(self, index: Tensor) -> None:
+        """Go on with some of the replicas, where each has an average of its own."""
+        self._dampings = [damping[index] if isinstance(damping, Tensor) else damping for damping in self._dampings]
+        if self._steps:
+            self._sum, self._inverses = self._sum[index], [inverse[index] for inverse in self._inverses]
 
     def __call__(self, rows: Tensor) -> list[Tensor]:
         """P for each damping; the rows become part of the average first."""
@@ -71,8 +87,18 @@ class Corrections:
             for method in GRADIENT_ONLY
         }
         self._counts = [len(own) for own in dampings.values()]
+        self._methods = [method for method, own in dampings.items() for _ in own]
         self._damping = dampings["batch"].view(-1, 1)
         self._foof = Foof([dampings["foof"].view(-1, 1)])
+
+    def keep(self, replicas: Tensor) -> None:
+        """Go on with some of the replicas, in the order in which they stand."""
+        chosen = replicas.tolist()
+        starts = dict(zip(GRADIENT_ONLY, itertools.accumulate(self._counts, initial=0), strict=False))
+        kept = {method: [i - starts[method] for i in chosen if self._methods[i] == method] for method in GRADIENT_ONLY}
+        self._damping = self._damping[kept["batch"]]
+        self._foof.keep_replicas(torch.tensor(kept["foof"], dtype=torch.long, device=self._damping.device))
+        self._counts, self._methods = [len(own) for own in kept.values()], [self._methods[i] for i in chosen]
 
     def __call__(self, rows: Tensor) -> Tensor:
         """X̃ (K, N, d + 1) → P."""

@@ -47,6 +47,10 @@ class BatchNorm:
         self.running_mean = like.new_zeros(*leading, 1, features)
         self.running_var = like.new_ones(*leading, 1, features)
 
+    def keep(self, index: Tensor) -> None:
+        """Go on with some of the replicas."""
+        self.running_mean, self.running_var = self.running_mean[index], self.running_var[index]
+
     def normalise_(self, a: Tensor, training: bool) -> Tensor:
         rows = a.shape[-2]
         self._batch_statistics = training and rows > 1

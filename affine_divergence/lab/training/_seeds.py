@@ -14,6 +14,16 @@ def initial_weight(seed: int, layer: int, n_in: int, n_out: int) -> Tensor:
     return weight.T.contiguous()
 
 
+def orthogonal_weight(seed: int, layer: int, n_in: int, n_out: int) -> Tensor:
+    """A float64 (n_in, n_out) weight with orthonormal columns, or rows where it has fewer rows, uniform over all such matrices."""
+    tall, short = max(n_in, n_out), min(n_in, n_out)
+    drawn = torch.randn(tall, short, generator=_generator(f"{seed}/orthogonal/{layer}/{n_out}x{n_in}"), dtype=torch.float64)
+    q, r = torch.linalg.qr(drawn)
+    q = q * r.diagonal().sign()
+    weight: Tensor = q if n_in >= n_out else q.T.contiguous()
+    return weight
+
+
 def image_order(seed: int, epoch: int, count: int) -> Tensor:
     """The order of the training images in an epoch."""
     return torch.randperm(count, generator=_generator(f"{seed}/order/{epoch}"))

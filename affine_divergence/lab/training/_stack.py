@@ -12,48 +12,79 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from affine_divergence.lab.training._adamw import AdamW, OneByOne
 from affine_divergence.lab.training._first_layer import FirstLayer
 from affine_divergence.lab.training._gradient_only import Corrections, augmented
 from affine_divergence.lab.training._methods import LEAKY_SLOPE, ORDER, SCALED, BatchNorm, RowScale
-from affine_divergence.lab.training._seeds import initial_weight
+from affine_divergence.lab.training._starts import initial_of, layers_of, rate_factors, scales_of
 from affine_divergence.lab.trial import GRADIENT_ONLY, Trial
 
 ROWS_AT_ONCE = 1000  # when nets are evaluated
 
 
 class Stack:
-    """Fully-connected nets that differ in method, learning rate, damping and seed only, in the order of `sort_key`."""
+    """Fully-connected nets that differ in method, start, gain, learning rate, damping and seed only, in the order of `sort_key`."""
 
-    def __init__(self, trials: Sequence[Trial], features: int, classes: int, like: Tensor) -> None:
+    def __init__(self, trials: Sequence[Trial], shape: tuple[int, int, int], classes: int, like: Tensor) -> None:
         first = trials[0]
-        self.tanh = first.activation == "tanh"
-        sizes = [features, *[first.width] * first.depth, classes]
+        self.tanh, self.rows = first.activation == "tanh", ROWS_AT_ONCE
+        self._layers = layers_of(first, shape, classes)
+        self.first = FirstLayer(trials, self._layers[0], like)
+        self.weights = [torch.stack([initial_of(trial, layer).to(like) for trial in trials]) for layer in self._layers[1:]]
+        self.biases = [like.new_zeros(len(trials), 1, layer.outputs) for layer in self._layers]
+        self._arrange(trials, like)
+        self._corrections = [Corrections(trials[self._corrected], like) for _ in self.weights]
+        self._batch_norms = [BatchNorm((_length(self._normed),), layer.fan_in, like) for layer in self._layers[1:]]
+        self._adamw = self._make_adamw() if first.optimizer == "adamw" else None
+
+    def _arrange(self, trials: Sequence[Trial], like: Tensor) -> None:
+        # All that follows from the trials alone.
+        self._trials, self.count, self.seeds = list(trials), len(trials), self.first.seeds
         spans = _spans(trials)
         self._normed, self._affine, self._centred = spans["batch-norm"], spans["affine-like"], spans["layer-norm"]
         self._scaled = slice(spans[SCALED[0]].start, len(trials))
         self._corrected = slice(spans[GRADIENT_ONLY[0]].start, spans[GRADIENT_ONLY[-1]].stop)
-        self._corrections = [Corrections(trials[self._corrected], like) for _ in sizes[1:-1]]
         self._has_scaled = _length(self._scaled) > 0
         scaled = [trial.method for trial in trials[self._scaled]]
-        self._scales = [RowScale(scaled, n, like) for n in sizes[:-1]]
-        self._batch_norms = [BatchNorm((_length(self._normed),), n, like) for n in sizes[1:-1]]
+        self._scales = [RowScale(scaled, layer.fan_in, like) for layer in self._layers]
         # Where the layer adds its bias: inside the scale (affine-like) or outside of it.
         inside = [trial.method not in SCALED or trial.method == "affine-like" for trial in trials]
         self._inside = torch.tensor(inside).to(like).view(-1, 1, 1)
         self._outside = 1.0 - self._inside[self._scaled]
         self._rates = torch.tensor([-trial.learning_rate for trial in trials], dtype=torch.float64).to(like).view(-1, 1, 1)
-        self.first = FirstLayer(trials, features, first.width, like)
-        self.weights = [
-            torch.stack([initial_weight(trial.seed, layer, n_in, n_out) for trial in trials]).to(like)
-            for layer, (n_in, n_out) in enumerate(itertools.pairwise(sizes))
-            if layer
-        ]
-        self.biases = [like.new_zeros(len(trials), 1, n) for n in sizes[1:]]
-        self.seeds = self.first.seeds
-        self.count, self.rows = len(trials), ROWS_AT_ONCE
+        self._factors = [rate_factors(trials, layer, like) for layer in self._layers]
 
-    def step(self, images: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """One step of gradient descent on the mean cross-entropy; the losses (K,) before it. Images (B, d) and a row of labels a seed."""
+    def _make_adamw(self) -> tuple[OneByOne, AdamW]:
+        scales = [[scales_of(trial, layer) for trial in self._trials] for layer in self._layers]
+        first = [self.first.rows_of(replica) for replica in range(self.count)]
+        of_weights, of_biases = ([[one[i] for one in of_layer] for of_layer in scales] for i in range(2))
+        return (
+            OneByOne(self._trials, first, of_weights[0]),
+            AdamW(self._trials, [*self.weights, *self.biases], [*of_weights[1:], *of_biases]),
+        )
+
+    def keep(self, replicas: Sequence[int]) -> None:
+        """Go on with some of the replicas only, in the order in which they stand."""
+        index = torch.tensor(replicas, device=self._rates.device)
+        parts: tuple[tuple[Sequence[BatchNorm | Corrections], slice], ...]
+        parts = (self._batch_norms, self._normed), (self._corrections, self._corrected)
+        for part, span in parts:
+            places = [i - span.start for i in replicas if span.start <= i < span.stop]
+            for one in part:
+                one.keep(torch.tensor(places, dtype=torch.long, device=index.device))
+        self.first.keep(replicas)
+        self.weights = [weight[index] for weight in self.weights]
+        self.biases = [bias[index] for bias in self.biases]
+        if self._adamw is not None:
+            self._adamw[0].keep(replicas)
+            self._adamw[1].keep(replicas, [*self.weights, *self.biases])
+        self._arrange([self._trials[i] for i in replicas], self._rates)
+
+    def step(self, images: Sequence[Tensor], labels: Tensor, pace: float = 1.0) -> Tensor:
+        """One step on the mean cross-entropy, at `pace` times the learning rates; the losses (K,) before it.
+
+        Images (B, d) and a row of labels a seed.
+        """
         logits = self._forward(images, training=True)
         # log_softmax itself takes four times as long over so few classes.
         log_probabilities = logits.sub_(logits.logsumexp(-1, keepdim=True))
@@ -61,7 +92,15 @@ class Stack:
         losses = -log_probabilities.gather(-1, index).mean((1, 2))
         upstream = log_probabilities.exp_()
         upstream.scatter_add_(-1, index, upstream.new_full((1, 1, 1), -1.0).expand_as(index))
-        self._backward(upstream.mul_(self._rates / labels.shape[1]))
+        if self._adamw is None:
+            self._backward(upstream.mul_(self._rates * (pace / labels.shape[1])))
+            return losses
+        self._backward(upstream.div_(labels.shape[1]))
+        first, others = self._adamw
+        first.begin()
+        for replica, weight, gradient in self.first.gradients(self._first_change):
+            first.update(replica, weight, gradient, pace)
+        others.step(pace)
         return losses
 
     def predict(self, images: Tensor) -> Tensor:
@@ -121,7 +160,7 @@ class Stack:
             rows, ones = self._correct(layer, x)
             radial = self._leave_backward_(layer, dz, ones)
             dx = torch.bmm(dz, weight.mT)
-            weight.baddbmm_(rows.mT, dz)
+            self._update(layer - 1, weight, rows, dz, self._factors[layer].weight)
             if radial is not None:
                 dx[self._scaled].addcmul_(x[self._scaled], radial)
             self._enter_backward_(layer, dx)
@@ -131,7 +170,17 @@ class Stack:
         if _length(self._corrected):
             ones[self._corrected] = self.first.correct()
         self._leave_backward_(0, dz, ones)
-        self.first.update(dz)
+        if self._adamw is None:
+            self.first.update(dz if self._factors[0].weight is None else dz * self._factors[0].weight)
+        else:
+            self._first_change = dz
+
+    def _update(self, number: int, parameter: Tensor, rows: Tensor, dz: Tensor, factor: Tensor | None) -> None:
+        # Steps weights (K, n_in, n_out), or biases (K, 1, n_out), by rowsᵀ dz; AdamW steps all of them at the end.
+        if self._adamw is None:
+            parameter.baddbmm_(rows.mT, dz if factor is None else dz * factor)
+        else:
+            torch.bmm(rows.mT, dz, out=self._adamw[1].gradients[number])
 
     def _correct(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
         # The rows that the weights step by, and the numbers that the biases do: x and ones but for the gradient-only corrections.
@@ -145,13 +194,14 @@ class Stack:
 
     def _leave_backward_(self, layer: int, dz: Tensor, ones: Tensor) -> Tensor | None:
         # Updates the bias and turns dz into the gradient of the product, in its place; returns what multiplies each scaled row of x in dx.
+        number, factor = len(self.weights) + layer, self._factors[layer].bias
         if not self._has_scaled:
-            self.biases[layer].baddbmm_(ones, dz)
+            self._update(number, self.biases[layer], ones.mT, dz, factor)
             return None
         (before, s), start = self._scaling[layer], self._scaled.start
         if _length(self._affine):
             ones[self._affine] = s[self._affine.start - start : self._affine.stop - start].mT
-        self.biases[layer].baddbmm_(ones, dz)
+        self._update(number, self.biases[layer], ones.mT, dz, factor)
         scaled = dz[self._scaled]
         radial = (scaled * before).sum(-1, keepdim=True).mul_(self._scales[layer].curvature(s)) if layer else None
         scaled *= s

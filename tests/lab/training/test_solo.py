@@ -43,7 +43,7 @@ def trial(method: str, rate: float, activation: str, **fields: float) -> Trial:
 
 def trained(trials: list[Trial], splits: Splits, steps: int = STEPS) -> tuple[Stack, torch.Tensor]:
     inputs, labels = splits.train.inputs, splits.train.labels
-    stack = Stack(trials, inputs.shape[1], splits.classes, inputs)
+    stack = Stack(trials, splits.shape, splits.classes, inputs)
     losses: list[torch.Tensor] = []
     epoch = 0
     while len(losses) < steps:

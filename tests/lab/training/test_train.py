@@ -103,7 +103,7 @@ def test_a_trial_beside_other_methods_is_the_trial_alone_but_for_rounding(method
 
 @pytest.mark.parametrize("change", [{"width": 9}, {"activation": "leaky-relu"}, {"role": "tuning"}, {"batch_size": 8}])
 def test_trials_that_do_not_go_together_are_refused(change: dict[str, object], digits: Splits) -> None:
-    with pytest.raises(ValueError, match="share all but learning rate, seed and perhaps method"):
+    with pytest.raises(ValueError, match="share all but learning rate, seed, start and perhaps method"):
         train([trial(), trial(**change)], digits)
 
 
