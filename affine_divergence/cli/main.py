@@ -17,6 +17,7 @@ from affine_divergence.cli.plan import plan
 from affine_divergence.cli.report import report
 from affine_divergence.cli.reproduce import reproduce
 from affine_divergence.cli.resume import resume
+from affine_divergence.cli.rule import rule
 from affine_divergence.cli.run import run
 from affine_divergence.cli.status import status
 from affine_divergence.cli.theory import theory
@@ -41,6 +42,7 @@ app.command(diagnose)
 app.command(data)
 app.command(bench)
 app.command(theory)
+app.command(rule)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

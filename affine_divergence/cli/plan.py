@@ -48,7 +48,7 @@ def plan(
         TOML file of the study.
     """
     checked, _ = read_grid(grid)
-    parse_claims(claims_text()).named(checked.claims)
+    parse_claims(claims_text()).judged_by(checked.claims, checked.protocols)
     if hours is not None and not hours > 0.0:
         raise BadInputError(f"--hours must be above 0, got {hours:g}")
     lines = [f"study       {checked.study}, on {checked.data}", *_asked(checked)]

@@ -184,6 +184,7 @@ class Grid(BaseModel):
     train_images: PositiveInt | None = None
     drop_last: StrictBool = True
     claims: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
     grid: Annotated[tuple[Axes, ...], Field(min_length=1)]
     tuning: Tuning | None = None
 

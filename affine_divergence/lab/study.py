@@ -66,7 +66,7 @@ def _check(grid: Grid, dataset: Dataset) -> None:
     if grid.claims:
         from affine_divergence.lab.claims import claims_text, parse_claims  # which reads summaries, which import this module
 
-        parse_claims(claims_text()).named(grid.claims)
+        parse_claims(claims_text()).judged_by(grid.claims, grid.protocols)
     if grid.train_images is not None:
         images = len(split_rows(grid.data, len(dataset.train_images))[0])
         if grid.train_images > images:

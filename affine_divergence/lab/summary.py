@@ -58,6 +58,16 @@ class MethodRow:
         """Mean validation accuracy of the runs that are tested."""
         return fmean(record.outcome.validation_accuracy or 0.0 for record in self.records)
 
+    @property
+    def late_gain(self) -> float | None:
+        """Points of validation accuracy gained per epoch at the end: mean of the last two epochs over that of the two before them.
+
+        None with fewer than four epochs.
+        """
+        curves = [curve for record in self.records if len(curve := record.outcome.accuracy_curve) >= 4]
+        gains = [25.0 * (curve[-1] + curve[-2] - curve[-3] - curve[-4]) for curve in curves]
+        return fmean(gains) if gains else None
+
     def tests(self) -> dict[int, float]:
         """Test accuracy by seed."""
         return {record.trial.seed: _accuracy(record) for record in self.records}

@@ -38,7 +38,7 @@ def take_over(table: Path, grid: Grid, store: Store, digest: str) -> Takeover:
     frame = read_parquet(table)
     _, records, claims = from_frame(frame)
     if claims is not None:
-        parse_claims(claims, f"the claims in {table}").named(grid.claims)
+        parse_claims(claims, f"the claims in {table}").judged_by(grid.claims, grid.protocols)
     for name, wanted, what in (("study", grid.study, "the study"), ("data_digest", digest, "trials on images with the digest")):
         others = sorted(str(value) for value in frame.filter(frame["status"] != "failed")[name].unique() if value != wanted)
         if others:

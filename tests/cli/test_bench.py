@@ -131,13 +131,14 @@ def test_operations_are_two_for_each_weight_and_product() -> None:
 
 
 def test_the_table_of_training_names_every_shape_and_method_and_its_ratios_are_of_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"IMAGES": 200, "FEATURES": 12, "ROWS_A_ROUND": 64, "REPLICAS": 2, "SHAPES": ((4, 32), (4, 64))}.items():
+    for name, value in {"IMAGES": 200, "FEATURES": 12, "ROWS_A_ROUND": 64, "REPLICAS": 2, "SHAPES": (("sgd", 4, 32), ("adamw", 4, 64))}.items():
         monkeypatch.setattr(_training, name, value)
-    rows = [line for line in training(3) if line.lstrip().startswith("4 ")]
+    rows = [line for line in training(3) if line.startswith(("sgd ", "adamw "))]
     names = [*_training.METHODS, _training.ALL]
-    assert [(line.split()[1], line[14:27].strip()) for line in rows] == [(batch, name) for batch in ("32", "64") for name in names]
+    shapes = [("sgd", "4", "32"), ("adamw", "4", "64")]
+    assert [(*line.split()[:3], line[23:36].strip()) for line in rows] == [(*shape, name) for shape in shapes for name in names]
     for line in rows:
-        usual, stacked, ratio = map(float, line[27:].split()[:3])
+        usual, stacked, ratio = map(float, line[36:].split()[:3])
         assert ratio == pytest.approx(stacked / usual, abs=0.01 + ratio * 0.01)
 
 

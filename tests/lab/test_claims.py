@@ -24,26 +24,29 @@ PARITY = "estimand = 'parity'\nmethod = 'affine-like'\nrivals = ['none']\nmargin
 def test_the_packaged_claims_are_read_and_named_by_their_hash() -> None:
     text = claims_text()
     claims = parse_claims(text)
-    assert [claim.id for claim in claims.claim] == ["C1", "C2", "C3", "C4", "C5", "C7", "C5-conv", "C6", "C8", "P1", "P2", "P3"]
+    assert [claim.id for claim in claims.claim] == ["C1", "C2", "C3", "C4", "C5", "C7", "C5-conv", "C6", "C8", "P1", "P2", "P3", "P4"]
     assert claims_digest(text) == hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert sum(part.verdict for claim in claims.claim for part in claim.part) == 19
+    assert sum(part.verdict for claim in claims.claim for part in claim.part) == 20
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("version = 1", "version = 3", "version: input should be 1 or 2, got 3"),
+        ("version = 1", "version = 3", "version: input should be 1, 2 or 4, got 3"),
         ("level = 0.05", "level = 5", "level: .* got 5"),
         ('["none"]', '["nothing"]', "C part 1 rivals 1: input should be 'none'.*got 'nothing'"),
-        ('["none"]', "[]", "C part 1: above-chance has no rivals"),
+        ('["none"]', "[]", "C part 1: above-chance and interior-signal have no rivals"),
         ('["none"]', '["affine-like"]', "rivals are different methods"),
         ("'lead'", "'trend-of-lead'", "along goes with trend-of-lead"),
-        ("'lead'", "'batch-slope'", "a slope along batch_size needs at least two values"),
+        ("'lead'", "'batch-slope'", "a comparison along batch_size needs at least two values"),
         ("margin = 0.5", "", "C part 1 margin: field required"),
         ("margin = 0.5", "margins = 0.5\nmargin = 0.5", "C part 1 margins: extra inputs are not permitted"),
         ("[16]", "[16, 16]", "C part 1 cells 1: width holds a value twice"),
         ("margin = 0.5", "margin = 0.5\nverdict = false", "no part decides"),
         ("version = 1", "version = ", "not a TOML file"),
+        ("version = 1", "version = 4", "version 4 needs at least one protocol"),
+        ("'lead'", "'interior-signal'", "above-chance and interior-signal have no rivals"),
+        ("[32]", "[32]\nsignal = [1.0]", "signal goes with interior-signal"),
         ("'lead'", "'parity'", "C part 1: parity claims no direction; leave it out"),
         ("direction = 'greater'", "", 'C part 1: give direction = "greater" or "less"'),
         ("estimand = 'lead'\nmethod = 'affine-like'\nrivals = [\"none\"]\ndirection = 'greater'\nmargin = 0.5", PARITY, "give one above 0"),

@@ -159,7 +159,7 @@ def test_the_packaged_claim_of_parity_is_about_eight_architectures() -> None:
         scatter = (0.1 * one.seed) % 0.3 * (one.pattern == "k5s2") * (one.method == "batch-norm")
         return 50.0 + 4.0 * one.depth + own.get(one.method, 0.0) + scatter
 
-    the_grid = grid(f'study = "s"\ndata = "digits"\nclaims = ["C6"]\n{CONVOLUTIONS}')
+    the_grid = grid(f'study = "s"\ndata = "digits"\nclaims = ["C6"]\nprotocols = ["sgd-torch-start"]\n{CONVOLUTIONS}')
     (found,) = judge(parse_claims(claims_text()), summarise(the_grid, [record(t, points(t) / 100) for t in plan(the_grid, {}).missing]))
     affine, norm = found.deciding
     assert (affine.line.name, affine.obstacles) == ("mean of 8: 2/4 × 16 k3s2-k3s1/k5s2, tanh/leaky-relu, batch 32, 2 epochs", ())

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from affine_divergence.lab.claims._reading import Part
 from affine_divergence.lab.claims._units import Line
-from affine_divergence.lab.statistics import slope
+from affine_divergence.lab.statistics import curvature, slope
 from affine_divergence.lab.summary import MethodRow
 from affine_divergence.lab.trial import Method
 
@@ -17,30 +17,47 @@ Rows = Sequence[Mapping[Method, MethodRow]]  # those of each place of a line
 
 @dataclass(frozen=True)
 class Sample:
-    """A comparison's values by seed, in points; none where a cell that it needs was not run."""
+    """A comparison's values by seed, in points, and the cells that it needs; no values where one of them was not run."""
 
     against: str
     values: BySeed
+    needs: tuple[MethodRow | None, ...]
 
 
-def samples(part: Part, line: Line, rows: Rows) -> list[Sample]:
+def samples(part: Part, rivals: Sequence[Method], line: Line, rows: Rows) -> list[Sample]:
     """The unit's comparisons, in the order of the rivals."""
+    own = tuple(row.get(part.method) for row in rows)
     if part.estimand == "above-chance":
-        return [Sample("chance", above_chance(rows[0].get(part.method), part.chance or 0.0, part.margin))]
+        return [Sample("chance", above_chance(own[0], part.chance or 0.0, part.margin), own)]
+    if part.estimand == "interior-signal":
+        return interior(line, own)
     if part.estimand == "trend-of-lead":
-        best = best_rivals(part.rivals, rows)
+        best = best_rivals(rivals, rows)
         names = dict.fromkeys(row.cell.method for row in best if row)
         named = f" ({', '.join(names)})" if names else ""
-        leads = [lead(own.get(part.method), rival) for own, rival in zip(rows, best, strict=True)]
-        return [Sample(f"best other method{named}", slopes(line.x, leads))]
-    if part.estimand == "lead":
-        return [Sample(rival, lead(rows[0].get(part.method), rows[0].get(rival))) for rival in part.rivals]
-    if part.estimand == "parity":
-        return [Sample(rival, means([lead(own.get(part.method), own.get(rival)) for own in rows])) for rival in part.rivals]
-    return [
-        Sample(rival, slopes(line.x, [lead(own.get(part.method), own.get(rival)) for own in rows]))  # slopes are linear
-        for rival in part.rivals
-    ]
+        leads = [lead(one, rival) for one, rival in zip(own, best, strict=True)]
+        return [Sample(f"best other method{named}", slopes(line.x, leads), (*own, *best))]
+    found = []
+    for rival in rivals:
+        others = tuple(row.get(rival) for row in rows)
+        leads = [lead(one, other) for one, other in zip(own, others, strict=True)]
+        if part.estimand == "lead":
+            values = leads[0]
+        elif part.estimand == "parity":
+            values = means(leads)
+        else:
+            values = slopes(line.x, leads)  # slopes are linear
+        found.append(Sample(rival, values, own + others))
+    return found
+
+
+def interior(line: Line, own: Sequence[MethodRow | None]) -> list[Sample]:
+    """Accuracy at the signal between the ends that validates best − accuracy at each end."""
+    known = [one for one in own[1:-1] if one]
+    best = max(known, key=lambda one: one.validation) if len(known) == len(own) - 2 else None
+    ends = [(line.x[0], own[0]), (line.x[-1], own[-1])]
+    at = f" (best between: {best.cell.signal:g})" if best else ""
+    return [Sample(f"signal {2.0**x:g}{at}", lead(best, end), (best, end)) for x, end in ends]
 
 
 def lead(row: MethodRow | None, rival: MethodRow | None) -> BySeed:
@@ -79,6 +96,14 @@ def own_slopes(method: Method, line: Line, rows: Rows) -> BySeed:
     """The slope of a method's accuracy itself, in points; none where a place was not run."""
     tests = [row[method].tests() if method in row else {} for row in rows]
     return slopes(line.x, [{seed: 100.0 * value for seed, value in one.items()} for one in tests])
+
+
+def own_curvatures(method: Method, line: Line, rows: Rows) -> BySeed:
+    """The second difference of a method's accuracy along the line, in points per doubling squared; none with fewer than three places."""
+    tests = [row[method].tests() if method in row else {} for row in rows]
+    if len(tests) < 3:
+        return {}
+    return {seed: 100.0 * curvature(line.x, [one[seed] for one in tests]) for seed in _shared(tests)}
 
 
 def _shared(leads: Sequence[BySeed]) -> list[int]:

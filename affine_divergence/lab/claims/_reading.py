@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from affine_divergence.lab.claims._protocol import Protocol
 from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.pattern import Pattern
-from affine_divergence.lab.trial import Activation, Method, PositiveInt, check_methods
+from affine_divergence.lab.trial import Activation, Method, PositiveFloat, PositiveInt, check_methods
 
-Estimand = Literal["lead", "above-chance", "trend-of-lead", "batch-slope", "parity"]
+Estimand = Literal["lead", "above-chance", "trend-of-lead", "batch-slope", "parity", "interior-signal"]
 Direction = Literal["greater", "less"]
 Points = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -32,6 +33,7 @@ class Cells(BaseModel):
     pattern: Annotated[tuple[Pattern, ...], Field(min_length=1)] | None = None
     batch_size: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     rate_from_batch_size: PositiveInt | None = None
+    signal: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -42,7 +44,10 @@ class Cells(BaseModel):
 
 
 class Part(BaseModel):
-    """An estimand for one method over some settings; with `verdict = false` it is shown and decides nothing."""
+    """An estimand for one method over some settings; with `verdict = false` it is shown and decides nothing.
+
+    With `needs_training = false` an accuracy near chance counts as a result, which a claim about failure is about.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,6 +59,7 @@ class Part(BaseModel):
     margin: Points
     chance: Points | None = None
     verdict: bool = True
+    needs_training: bool = True
     cells: Annotated[tuple[Cells, ...], Field(min_length=1)]
 
     @property
@@ -62,9 +68,19 @@ class Part(BaseModel):
         return self.estimand == "lead" and self.direction is None and not self.verdict
 
     @property
-    def axis(self) -> Literal["width", "depth", "batch_size"] | None:
-        """What a slope is taken along; None where the estimand is no slope."""
-        return "batch_size" if self.estimand == "batch-slope" else self.along
+    def axis(self) -> Literal["width", "depth", "batch_size", "signal"] | None:
+        """What the settings of a unit differ in; None where a unit is one setting, or their mean."""
+        return {"batch-slope": "batch_size", "interior-signal": "signal"}.get(self.estimand, self.along)  # type: ignore[return-value]
+
+    @property
+    def sign(self) -> int:
+        """1 where a greater value is claimed, −1 where a smaller one is."""
+        return -1 if self.direction == "less" else 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether the method is compared with no other method."""
+        return self.estimand in ("above-chance", "interior-signal")
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -72,8 +88,8 @@ class Part(BaseModel):
             raise ValueError("along goes with trend-of-lead and with nothing else")
         if (self.estimand == "above-chance") != (self.chance is not None):
             raise ValueError("chance goes with above-chance and with nothing else")
-        if (self.estimand == "above-chance") != (not self.rivals):
-            raise ValueError("above-chance has no rivals, every other estimand has at least one")
+        if self.alone != (not self.rivals):
+            raise ValueError("above-chance and interior-signal have no rivals, every other estimand has at least one")
         if self.direction is not None and self.estimand == "parity":
             raise ValueError("parity claims no direction; leave it out")
         if self.direction is None and not self.claims_nothing and self.estimand != "parity":
@@ -82,8 +98,11 @@ class Part(BaseModel):
             raise ValueError("parity is within a margin; give one above 0")
         if self.method in self.rivals or len(set(self.rivals)) != len(self.rivals):
             raise ValueError(f"rivals are different methods, and other ones than {self.method}; got {list(self.rivals)}")
-        if self.axis is not None and any(len(getattr(cells, self.axis)) < 2 for cells in self.cells):
-            raise ValueError(f"a slope along {self.axis} needs at least two values of it")
+        if any((cells.signal is not None) != (self.estimand == "interior-signal") for cells in self.cells):
+            raise ValueError("signal goes with interior-signal and with nothing else")
+        least = 3 if self.estimand == "interior-signal" else 2
+        if self.axis is not None and any(len(getattr(cells, self.axis)) < least for cells in self.cells):
+            raise ValueError(f"a comparison along {self.axis} needs at least {['two', 'three'][least - 2]} values of it")
         for cells in self.cells:
             for pattern in cells.pattern or (None,):
                 check_methods([self.method, *self.rivals], pattern)
@@ -111,8 +130,9 @@ class Claims(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[1, 2]  # 1 knew neither parity nor patterns
+    version: Literal[1, 2, 4]  # 1 knew neither parity nor patterns; protocols and verdicts by tendency came with 4
     level: Annotated[float, Field(gt=0.0, lt=0.5)]
+    protocol: tuple[Protocol, ...] = ()
     claim: Annotated[tuple[Claim, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -120,6 +140,14 @@ class Claims(BaseModel):
         ids = [claim.id for claim in self.claim]
         if len(set(ids)) != len(ids):
             raise ValueError(f"two claims have one id: {ids}")
+        if (self.version >= 4) != bool(self.protocol):
+            raise ValueError("version 4 needs at least one protocol, and earlier versions have none")
+        names = [protocol.name for protocol in self.protocol]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two protocols have one name: {names}")
+        for protocol in self.protocol:
+            if unknown := set(protocol.claims) - set(ids):
+                raise ValueError(f"the protocol {protocol.name} names unknown claims: {sorted(unknown)}")
         return self
 
     def named(self, ids: Sequence[str]) -> list[Claim]:
@@ -130,6 +158,28 @@ class Claims(BaseModel):
                 f"the grid file names the claims {', '.join(unknown)}, the known ones are {', '.join(known)}; correct the grid file"
             )
         return [claim for claim in self.claim if claim.id in ids]
+
+    def judged_by(self, claims: Sequence[str], protocols: Sequence[str]) -> list[tuple[Claim, Protocol | None]]:
+        """The claims with these ids under each of the protocols that is for them; under none before version 4."""
+        named = self.named(claims)
+        known = [protocol.name for protocol in self.protocol]
+        if unknown := [name for name in protocols if name not in known]:
+            there = f"the known ones are {', '.join(known)}" if known else "the study's claims have none"
+            raise BadInputError(f"the grid file names the protocols {', '.join(unknown)}; {there}; correct the grid file")
+        if not self.protocol:
+            return [(claim, None) for claim in named]
+        pairs: list[tuple[Claim, Protocol | None]] = [
+            (claim, protocol) for claim in named for protocol in self.protocol if protocol.name in protocols and claim.id in protocol.claims
+        ]
+        if missing := [claim.id for claim in named if all(one is not claim for one, _ in pairs)]:
+            raise BadInputError(
+                f"the claims {', '.join(missing)} are judged under protocols: name one that is for them in the grid file, "
+                f"as in protocols = [{', '.join(map(repr, self._protocols_of(missing[0])))}]".replace("'", '"')
+            )
+        return pairs
+
+    def _protocols_of(self, claim: str) -> list[str]:
+        return [protocol.name for protocol in self.protocol if claim in protocol.claims]
 
 
 def claims_text() -> str:

@@ -1,25 +1,22 @@
 # Verdicts: the claims judged by what a study found, claim by claim, unit by unit, comparison by comparison.
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from affine_divergence.lab.claims._estimands import BySeed, own_slopes, samples
+from affine_divergence.lab.claims._estimands import BySeed, Sample, means, own_curvatures, own_slopes, samples
+from affine_divergence.lab.claims._obstacles import Member, Obstacle, comparison_obstacles, unit_obstacles
+from affine_divergence.lab.claims._protocol import Protocol
 from affine_divergence.lab.claims._reading import Claim, Claims, Part
 from affine_divergence.lab.claims._rule import Verdict, claim_verdict, seeds_that_decide, seeds_that_decide_parity, unit_verdict
-from affine_divergence.lab.claims._units import NO_BUDGET, Line, Place, lines_of
+from affine_divergence.lab.claims._tendency import Standing, Tendency, part_verdict, pool, standing, unit_standing
+from affine_divergence.lab.claims._units import Line, Place, at_best, lines_of
+from affine_divergence.lab.errors import BadInputError
 from affine_divergence.lab.statistics import Evidence, Interval, evidence, holm, margin_p, mean_interval
 from affine_divergence.lab.summary import MethodRow, Summary
 from affine_divergence.lab.trial import Method
 
-
-@dataclass(frozen=True)
-class Obstacle:
-    """Why a unit is beyond a verdict."""
-
-    kind: Literal["not run", "too few seeds", "rate at the edge"]
-    detail: str
+Found = dict[Place, dict[Method, MethodRow]]
 
 
 @dataclass(frozen=True)
@@ -32,15 +29,18 @@ class Comparison:
     p: float | None  # that the claim holds here; None where none is made
     opposite_p: float | None
     adjusted_opposite_p: float | None  # Holm, over all comparisons of the claim; None in a part that decides nothing
+    adjusted_p: float | None = None  # likewise, of p; from version 4 on
+    obstacles: tuple[Obstacle, ...] = ()  # those of its own cells; from version 4 on
+    standing: Standing | None = None  # None with an obstacle, in a part that decides nothing, and before version 4
 
 
 @dataclass(frozen=True)
-class Member:
-    """A cell of a unit, and its runs if it has any."""
+class Slope:
+    """A method's own accuracy along the batch size: points per doubling, and the coefficient of a parabola."""
 
-    place: Place
     method: Method
-    row: MethodRow | None
+    slope: Interval
+    curvature: Interval | None  # None with fewer than three batch sizes
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Unit:
     adjusted_p: float | None  # Holm, over the claim's units, 1 for those beyond a verdict; None in a part that decides nothing
     verdict: Verdict | None  # None in a part that decides nothing
     seeds: int | None  # that would decide; None where something else is in the way, or more than 10,000 would be needed
-    slopes: tuple[tuple[Method, Interval], ...]  # of the methods themselves, along the batch size
+    slopes: tuple[Slope, ...]  # of the methods themselves, along the batch size
+    standing: Standing | None = None  # over all its comparisons; from version 4 on
 
     @property
     def weakest(self) -> Comparison | None:
@@ -67,11 +68,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and its verdict."""
+    """A claim and its verdict, under a protocol from version 4 on.
+
+    `strict` is the verdict of a test that the claim holds in every unit, which before version 4 is the only one.
+    """
 
     claim: Claim
     verdict: Verdict
     units: tuple[Unit, ...]
+    strict: Verdict
+    protocol: Protocol | None = None
+    tendencies: tuple[tuple[Part, Tendency], ...] = ()  # of the parts that decide; from version 4 on
 
     @property
     def deciding(self) -> tuple[Unit, ...]:
@@ -79,20 +86,30 @@ class Judged:
 
 
 def judge(claims: Claims, summary: Summary) -> tuple[Judged, ...]:
-    """The claims that the grid file names, judged by the rule at the head of the claims' text."""
-    found: dict[Place, dict[Method, MethodRow]] = {}
+    """The claims that the grid file names, under its protocols, judged by the rule at the head of the claims' text."""
+    found: Found = {}
     for setting in summary.settings:
-        place = Place(replace(setting.cell, method="none"), setting.rate_from)
-        known = found.setdefault(place.itself, {})
+        place = Place(setting.cell.bare, setting.rate_from)
         for row in setting.rows:  # a rate kept from its own batch size is the tuned one: the same trials, perhaps of other seeds
-            method = row.cell.method
+            if row.cell.gain is not None:
+                continue
+            method, known = row.cell.method, found.setdefault(place.itself, {})
             if method not in known or row.accuracy.n > known[method].accuracy.n:
                 known[method] = row
-    return tuple(_judged(claim, summary, found, claims.level) for claim in claims.named(summary.grid.claims))
+            best = found.setdefault(at_best(place.itself), {})
+            if method not in best or row.validation > best[method].validation:
+                best[method] = row
+    pairs = claims.judged_by(summary.grid.claims, summary.grid.protocols)
+    for _, protocol in pairs:
+        if protocol and protocol.rates == "given" and summary.grid.tuning is not None:
+            raise BadInputError(f"the protocol {protocol.name} is for learning rates that are given, and this grid file tunes them")
+    return tuple(_judged(claim, protocol, summary, found, claims.level) for claim, protocol in pairs)
 
 
-def _judged(claim: Claim, summary: Summary, found: Mapping[Place, Mapping[Method, MethodRow]], level: float) -> Judged:
-    units = [_measured(part, line, summary, found, level) for part in claim.part for line in lines_of(part, summary.grid)]
+def _judged(claim: Claim, protocol: Protocol | None, summary: Summary, found: Found, level: float) -> Judged:
+    units = [
+        _measured(part, protocol, line, summary, found, level) for part in claim.part for line in lines_of(part, summary.grid, protocol)
+    ]
     deciding = [unit for unit in units if unit.part.verdict]
     adjusted = holm([1.0 if unit.obstacles or unit.p is None else unit.p for unit in deciding])
     opposite = holm([1.0 if unit.obstacles or one.opposite_p is None else one.opposite_p for unit in deciding for one in unit.comparisons])
@@ -102,30 +119,88 @@ def _judged(claim: Claim, summary: Summary, found: Mapping[Place, Mapping[Method
             comparisons = tuple(replace(one, adjusted_opposite_p=next(opposite_p_values)) for one in unit.comparisons)
             unit = replace(unit, comparisons=comparisons, adjusted_p=next(p_values))
             units[place] = _decided(unit, level, len(adjusted), len(opposite))
-    return Judged(claim, claim_verdict([unit.verdict for unit in units if unit.verdict]), tuple(units))
+    strict = claim_verdict([unit.verdict for unit in units if unit.verdict])
+    if protocol is None:
+        return Judged(claim, strict, tuple(units), strict)
+    units = _with_standings(units, level)
+    tendencies = tuple((part, _tendency([unit for unit in units if unit.part is part], level)) for part in claim.part if part.verdict)
+    return Judged(claim, claim_verdict([one.verdict for _, one in tendencies]), tuple(units), strict, protocol, tendencies)
 
 
-def _measured(part: Part, line: Line, summary: Summary, found: Mapping[Place, Mapping[Method, MethodRow]], level: float) -> Unit:
+def _with_standings(units: Sequence[Unit], level: float) -> list[Unit]:
+    """The units with where they stand, by p values adjusted over all comparisons of the claim that have no obstacle of their own."""
+    counted = [one for unit in units if unit.part.verdict for one in unit.comparisons]
+    p_values = iter(holm([1.0 if one.obstacles or one.p is None else one.p for one in counted]))
+    opposite = iter(holm([1.0 if one.obstacles or one.opposite_p is None else one.opposite_p for one in counted]))
+    found = []
+    for unit in units:
+        if unit.part.verdict:
+            comparisons = tuple(_standing(one, next(p_values), next(opposite), unit.part, level) for one in unit.comparisons)
+            stands = [one.standing for one in comparisons]
+            unit = replace(unit, comparisons=comparisons, standing=_parity(unit) if unit.line.pooled else unit_standing(stands))
+        found.append(unit)
+    return found
+
+
+def _standing(one: Comparison, p: float, opposite: float, part: Part, level: float) -> Comparison:
+    where = None
+    if one.evidence and not one.obstacles and part.estimand != "parity":
+        where = standing(p, opposite, one.evidence.narrow.scaled(part.sign), part.margin, level)
+    return replace(one, adjusted_p=p, standing=where, adjusted_opposite_p=opposite)
+
+
+def _parity(unit: Unit) -> Standing | None:
+    if unit.obstacles or unit.verdict is None:
+        return None
+    return {"reproduced": "equivalent", "contradicted": "behind"}.get(unit.verdict, "open")  # type: ignore[return-value]
+
+
+def _tendency(units: Sequence[Unit], level: float) -> Tendency:
+    """What a part's units say together."""
+    part = units[0].part
+    standings = tuple(unit.standing for unit in units)
+    if part.estimand == "parity":  # which is a mean over settings already: its one unit has the verdict
+        return Tendency(claim_verdict([unit.verdict or "undecided" for unit in units]), standings, ())
+    by_rival: dict[str, list[BySeed]] = {}
+    for unit in units:
+        for one in unit.comparisons:
+            values = by_rival.setdefault(one.against.partition(" (")[0], [])
+            if not one.obstacles and one.evidence:
+                values.append(one.values)
+    pooled = {rival: means(values) for rival, values in by_rival.items() if values}
+    samples_ = [(rival, len(by_rival[rival]), evidence(list(one.values()), level)) for rival, one in pooled.items() if len(one) > 1]
+    found = pool(samples_, part.sign)
+    return Tendency(part_verdict(standings, found, len(by_rival), part.sign, part.margin, level), standings, found)
+
+
+def _measured(part: Part, protocol: Protocol | None, line: Line, summary: Summary, found: Found, level: float) -> Unit:
     rows = [found.get(place.itself, {}) for place in line.places]
+    rivals = [rival for rival in part.rivals if protocol is None or protocol.rivals is None or rival in protocol.rivals]
+    if protocol and protocol.start == "same":  # a start that a rival does not have is no comparison with it
+        rivals = [rival for rival in rivals if _planned(rival, line, summary)]
     members = tuple(
-        Member(place, method, row.get(method))
-        for place, row in zip(line.places, rows, strict=True)
-        for method in (part.method, *part.rivals)
+        Member(place, method, row.get(method)) for place, row in zip(line.places, rows, strict=True) for method in (part.method, *rivals)
     )
-    comparisons = tuple(_compared(part, one.against, one.values, level) for one in samples(part, line, rows))
+    found_samples = samples(part, rivals, line, rows)
+    comparisons = tuple(_compared(part, one, level, protocol) for one in found_samples)
     known = [one.p for one in comparisons if one.p is not None]
     slopes = []
     if part.estimand == "batch-slope":
         for method in dict.fromkeys(series.cell.method for series in summary.grid.series()):
             if own := own_slopes(method, line, rows):
-                slopes.append((method, mean_interval(list(own.values()), 1.0 - level)))
+                bends = own_curvatures(method, line, rows)
+                curvature = mean_interval(list(bends.values()), 1.0 - level) if bends else None
+                slopes.append(Slope(method, mean_interval(list(own.values()), 1.0 - level), curvature))
+    obstacles = unit_obstacles(line, members, found_samples)
+    if protocol:
+        obstacles = list(dict.fromkeys([*obstacles, *(obstacle for one in comparisons for obstacle in one.obstacles)]))
     return Unit(
         part=part,
         line=line,
         members=members,
         comparisons=comparisons,
-        obstacles=tuple(_obstacles(line, members, comparisons)),
-        p=max(known) if len(known) == len(comparisons) else None,
+        obstacles=tuple(obstacles),
+        p=max(known) if known and len(known) == len(comparisons) else None,
         adjusted_p=None,
         verdict=None,
         seeds=None,
@@ -133,45 +208,31 @@ def _measured(part: Part, line: Line, summary: Summary, found: Mapping[Place, Ma
     )
 
 
-def _compared(part: Part, against: str, values: BySeed, level: float) -> Comparison:
+def _planned(method: Method, line: Line, summary: Summary) -> bool:
+    wanted = {place.itself for place in line.places}
+    return any(
+        series.cell.method == method and Place(series.cell.bare, series.rate_from).itself in wanted for series in summary.grid.series()
+    )
+
+
+def _compared(part: Part, sample: Sample, level: float, protocol: Protocol | None) -> Comparison:
+    against, values = sample.against, sample.values
+    obstacles = tuple(comparison_obstacles(part, sample)) if protocol else ()
     if len(values) < 2:
-        return Comparison(against, values, None, None, None, None)
+        return Comparison(against, values, None, None, None, None, obstacles=obstacles)
     said = evidence(list(values.values()), level)
     if part.claims_nothing:
-        return Comparison(against, values, said, None, None, None)
+        return Comparison(against, values, said, None, None, None, obstacles=obstacles)
     if part.estimand == "parity":
-        return Comparison(against, values, said, *margin_p(list(values.values()), part.margin), None)
-    p, opposite = (said.p_greater, said.p_less) if part.direction == "greater" else (said.p_less, said.p_greater)
-    return Comparison(against, values, said, p, opposite, None)
-
-
-def _obstacles(line: Line, members: Sequence[Member], comparisons: Sequence[Comparison]) -> list[Obstacle]:
-    found = []
-    if all(member.row is None for member in members):
-        planned = all((place.cell.epochs, place.cell.steps) != NO_BUDGET for place in line.places)
-        return [Obstacle("not run", "nothing of it is finished" if planned else "the study does not hold it")]
-    absent = [place for place in line.places if all(member.row is None for member in members if member.place == place)]
-    missing = [f"{member.method} at {member.place.name}" for member in members if member.row is None and member.place not in absent]
-    if absent or missing:
-        found.append(Obstacle("not run", "; ".join([place.name for place in absent] + missing)))
-    few = [f"{member.method} at {member.place.name} has one" for member in members if member.row and member.row.accuracy.n < 2]
-    few += [f"{one.against} shares {len(one.values)}" for one in comparisons if len(one.values) < 2 and not found and not few]
-    if few:
-        found.append(Obstacle("too few seeds", "; ".join(few)))
-    edges = [
-        f"{member.method} at {member.place.name} ({member.row.edge})"
-        for member in members
-        if member.row and member.row.at_edge
-    ]
-    if edges:
-        found.append(Obstacle("rate at the edge", "; ".join(edges)))
-    return found
+        return Comparison(against, values, said, *margin_p(list(values.values()), part.margin), None, obstacles=obstacles)
+    p, opposite = (said.p_greater, said.p_less) if part.sign > 0 else (said.p_less, said.p_greater)
+    return Comparison(against, values, said, p, opposite, None, obstacles=obstacles)
 
 
 def _decided(unit: Unit, level: float, units: int, comparisons: int) -> Unit:
     if unit.obstacles:
         return replace(unit, verdict="undecided")
-    sign = 1 if unit.part.direction == "greater" else -1
+    sign = unit.part.sign
     verdict = unit_verdict(
         unit.adjusted_p if unit.adjusted_p is not None else 1.0,
         [one.adjusted_opposite_p for one in unit.comparisons if one.adjusted_opposite_p is not None],

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from affine_divergence.lab.claims import Comparison, Judged, Member, Part, Unit
+from affine_divergence.lab.claims import Comparison, Judged, Member, Part, Slope, Unit
 from affine_divergence.lab.report._tables import chosen_rate, diverged, flags_of, p_value, percent
 from affine_divergence.lab.statistics import Interval
 
@@ -15,7 +15,7 @@ COMPARISON_HEADERS = ("against", "difference, points [95 %]", "n", "p", "p, oppo
 PARITY_HEADERS = ("against", "difference, points [95 %]", "n", "p, within", "p, beyond", "beyond, Holm", "p, two-sided", "p, sign flips")
 SHOWN_HEADERS = ("setting", "against", "difference, points [95 %]", "n", "p, two-sided", "p, sign flips")
 CELL_HEADERS = ("setting", "method", "learning rate", "n", "test accuracy, %", "95 % interval", "diverged")
-SLOPE_HEADERS = ("method", "points per doubling of the batch", "95 % interval", "n")
+SLOPE_HEADERS = ("method", "points per doubling of the batch", "95 % interval", "n", "curvature [95 %]")
 UNITS = {"trend-of-lead": {"width": " per doubling", "depth": " per layer"}}
 
 
@@ -95,7 +95,7 @@ def unit_line(unit: Unit, *, slopes: bool = True) -> UnitLine:
         verdict,
         reason,
         tuple(_comparison_cells(unit, one) for one in unit.comparisons),
-        tuple((method, f"{slope.mean:+.2f}", _bounds(slope), str(slope.n)) for method, slope in unit.slopes if slopes),
+        tuple(_slope_cells(one) for one in unit.slopes if slopes),
     )
 
 
@@ -155,6 +155,11 @@ def unit_of(unit: Unit) -> str:
 def signed(interval: Interval) -> str:
     """A difference in points, with its interval."""
     return f"{interval.mean:+.2f} {_bounds(interval)}"
+
+
+def _slope_cells(one: Slope) -> tuple[str, ...]:
+    curvature = signed(one.curvature) if one.curvature else "–"
+    return (one.method, f"{one.slope.mean:+.2f}", _bounds(one.slope), str(one.slope.n), curvature)
 
 
 def _bounds(interval: Interval) -> str:

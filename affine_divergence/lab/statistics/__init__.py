@@ -10,4 +10,4 @@ from ._paired import (
     sign_flip_p as sign_flip_p,
 )
 from ._power import seeds_for_power as seeds_for_power
-from ._slopes import slope as slope
+from ._slopes import curvature as curvature, slope as slope
