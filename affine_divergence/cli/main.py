@@ -13,6 +13,7 @@ from affine_divergence.cli._progress import tell
 from affine_divergence.cli.bench import bench
 from affine_divergence.cli.data import data
 from affine_divergence.cli.diagnose import diagnose
+from affine_divergence.cli.export import export
 from affine_divergence.cli.plan import plan
 from affine_divergence.cli.report import report
 from affine_divergence.cli.reproduce import reproduce
@@ -38,6 +39,7 @@ app.command(resume)
 app.command(status)
 app.command(plan)
 app.command(report)
+app.command(export)
 app.command(diagnose)
 app.command(data)
 app.command(bench)

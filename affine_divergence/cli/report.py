@@ -18,11 +18,12 @@ def report(source: Path, /, *, out: Out = Path("report")) -> None:
     source
         Store folder of affdiv run, or a trials.parquet.
     """
-    text, records, claims = _load(source)
+    text, records, claims = load(source)
     show_report(records, text, out, claims)
 
 
-def _load(source: Path) -> tuple[str, list[Record], str | None]:
+def load(source: Path) -> tuple[str, list[Record], str | None]:
+    """The grid file's text, the records and the claims' text of a store, or of a trials.parquet."""
     if source.is_file():
         return from_frame(read_parquet(source))
     if not source.exists():

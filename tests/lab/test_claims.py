@@ -274,7 +274,8 @@ def test_a_batch_slope_is_a_difference_of_slopes_in_the_claimed_direction() -> N
     (unit,) = found.units
     assert unit.comparisons[0].values == pytest.approx({0: -1.5, 1: -1.6, 2: -1.7})
     assert (found.verdict, unit.p) == ("reproduced", pytest.approx(p_of_three(1.6 / 0.1 * math.sqrt(3))))
-    slopes = dict(unit.slopes)
+    slopes = {one.method: one.slope for one in unit.slopes}
+    assert all(one.curvature and one.curvature.mean == pytest.approx(0.0, abs=1e-9) for one in unit.slopes)  # straight lines
     assert (slopes["none"].mean, slopes["affine-like"].mean) == (pytest.approx(0.5), pytest.approx(-1.1))
     text = text.replace("'less'", "'greater'")
     assert judged(text, block(batch_size=[8, 32, 128]), by_batch).verdict == "contradicted"
