@@ -6,7 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from affine_divergence.lab.report import CLAIM_HEADERS, FEW, HEADERS, Report, claim_line, headline, lines, matrix, write_report
+from affine_divergence.lab.claims import Judged
+from affine_divergence.lab.report import (
+    CLAIM_HEADERS,
+    FEW,
+    HEADERS,
+    TENDENCY_HEADERS,
+    Report,
+    claim_line,
+    glances,
+    headline,
+    lines,
+    matrix,
+    tendency_line,
+    write_report,
+)
 from affine_divergence.lab.store import Record
 from affine_divergence.lab.summary import Summary
 
@@ -28,7 +42,9 @@ def _print_tables(report: Report) -> None:
     summary = report.summary
     methods, rows = matrix(summary.settings)
     console = Console(width=None if sys.stdout.isatty() else max(140, 50 + 15 * len(methods)))
-    if report.claims:
+    if any(judged.protocol for judged in report.claims):
+        _print_protocols(console, report)
+    elif report.claims:
         table = _table(f"{summary.grid.study} on {summary.grid.data}: did the claims hold?", CLAIM_HEADERS, left=(0, 1, 2, 7))
         for judged in report.claims:
             table.add_row(*claim_line(judged).cells)
@@ -41,6 +57,26 @@ def _print_tables(report: Report) -> None:
     if summary.missing:
         verdicts = " The verdicts are not final." if report.claims else ""
         console.print(f"Not finished: {summary.missing} trials of the present stage are missing.{verdicts}")
+
+
+def _print_protocols(console: Console, report: Report) -> None:
+    grid = report.summary.grid
+    show_glances(console, f"{grid.study} on {grid.data}: which claims hold, under which protocol?", report.claims)
+    table = _table("", TENDENCY_HEADERS, left=(0, 1, 2, 3, 6, 7))
+    for judged in report.claims:
+        table.add_row(*tendency_line(judged))
+    console.print(table)
+    console.print()
+
+
+def show_glances(console: Console, title: str, judged: Sequence[Judged]) -> None:
+    """The table of claims × protocols."""
+    protocols, rows = glances(judged)
+    table = _table(title, ("claim", *protocols), left=range(len(protocols) + 1))
+    for claim, statement, cells in rows:
+        table.add_row(f"{claim} {statement}", *("\n".join(filter(None, (c.verdict, c.cells, c.lead))) if c else "–" for c in cells))
+        table.add_section()
+    console.print(table)
 
 
 def _print_settings(console: Console, summary: Summary) -> None:

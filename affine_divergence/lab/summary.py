@@ -88,7 +88,8 @@ class Setting:
     @property
     def name(self) -> str:
         rate = f", rate of batch {self.rate_from}" if self.rate_from else ""
-        return f"{self.cell.architecture}, {self.cell.activation}, batch {self.cell.batch_size}, {self.budget}{rate}"
+        name = f"{self.cell.architecture}, {self.cell.activation}, batch {self.cell.batch_size}, {self.budget}{rate}"
+        return ", ".join(part for part in (name, self.cell.start_name, self.cell.training_name) if part)
 
     @property
     def budget(self) -> str:
@@ -99,7 +100,12 @@ class Setting:
         budget = f"e{self.cell.epochs}" if self.cell.epochs else f"s{self.cell.steps}"
         rate = f"-rate-of-b{self.rate_from}" if self.rate_from else ""
         pattern = f"-{self.cell.pattern}" if self.cell.pattern else ""
-        return f"{self.cell.depth}x{self.cell.width}{pattern}-{self.cell.activation}-b{self.cell.batch_size}-{budget}{rate}"
+        cell = self.cell
+        values = [cell.start] * (cell.start != "torch") + ([f"signal-{cell.signal:g}"] if cell.signal is not None else [])
+        values += [cell.optimizer] * (cell.optimizer != "sgd") + [f"decay-{cell.weight_decay:g}"] * (cell.weight_decay > 0.0)
+        values += [cell.schedule] * (cell.schedule != "constant") + [cell.standardise] * (cell.standardise != "channel")
+        end = "".join(f"-{value}" for value in values)
+        return f"{cell.depth}x{cell.width}{pattern}-{cell.activation}-b{cell.batch_size}-{budget}{rate}{end}"
 
 
 @dataclass(frozen=True)

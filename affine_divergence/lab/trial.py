@@ -252,6 +252,22 @@ class Cell:
         return self.method if self.gain is None else f"{self.method} gain {self.gain if self.gain == 'auto' else f'{self.gain:g}'}"
 
     @property
+    def start_name(self) -> str:
+        """The start in words, empty for torch's."""
+        if self.start == "torch":
+            return ""
+        return f"start {self.start}" + (f", signal {self.signal:g}" if self.signal is not None else "")
+
+    @property
+    def training_name(self) -> str:
+        """What differs from gradient descent at a constant rate on images standardised by channel, in words."""
+        decay = f" with weight decay {self.weight_decay:g}" if self.weight_decay else ""
+        parts = [f"AdamW{decay}"] if self.optimizer == "adamw" else []
+        parts += ["rate falling linearly to 0"] if self.schedule == "linear" else []
+        parts += ["each pixel standardised"] if self.standardise == "pixel" else []
+        return ", ".join(parts)
+
+    @property
     def bare(self) -> Cell:
         """The cell without what tells one method from another: what methods are compared in."""
         return replace(self, method="none", gain=None)

@@ -145,7 +145,7 @@ def test_the_table_of_training_names_every_shape_and_method_and_its_ratios_are_o
 
 def test_both_sides_of_the_training_bench_train_the_same_trials() -> None:
     for name in (*_training.METHODS, _training.ALL):
-        trials = _training._trials(16, 32, name)
+        trials = _training._trials("sgd", 16, 32, name)
         assert len(set(trials)) == len(trials) == (18 if name == _training.ALL else 16)
         for trial in trials:
             weights = [tuple(module.weight.shape) for module in _training._net(trial) if getattr(module, "weight", None) is not None]

@@ -82,6 +82,8 @@ def unit_line(unit: Unit, *, slopes: bool = True) -> UnitLine:
         verdict, reason = "shown only", ""
     else:
         verdict, reason = unit.verdict, f"largest p {p_value(unit.p)}, Holm {p_value(unit.adjusted_p)}"
+    if unit.standing:
+        verdict = unit.standing
     if unit.obstacles:
         reason = "; ".join(f"{obstacle.kind}: {obstacle.detail}" for obstacle in unit.obstacles)
     elif unit.verdict == "contradicted":
@@ -121,6 +123,7 @@ def title_of(part: Part) -> str:
         "above-chance": f"test accuracy of {part.method} − chance ({part.chance or 0.0:g} %) − {part.margin:g} points",
         "trend-of-lead": f"slope of the lead of {part.method} over the best other method along {part.along}",
         "batch-slope": f"slope of {part.method} along the batch size − that of each other method",
+        "interior-signal": f"test accuracy of {part.method} at its best signal between the ends − that at each end",
         "parity": f"test accuracy of {part.method} − that of each other method, mean over the settings",
     }[part.estimand]
     sign = ">" if part.direction == "greater" else "<"
@@ -147,9 +150,14 @@ def flag_lines(judged: Judged) -> list[str]:
 
 def unit_of(unit: Unit) -> str:
     """What points are counted per."""
-    if unit.part.estimand == "batch-slope":
+    return per_of(unit.part)
+
+
+def per_of(part: Part) -> str:
+    """What points of a part are counted per."""
+    if part.estimand == "batch-slope":
         return " per doubling"
-    return UNITS.get(unit.part.estimand, {}).get(unit.part.along or "", "")
+    return UNITS.get(part.estimand, {}).get(part.along or "", "")
 
 
 def signed(interval: Interval) -> str:

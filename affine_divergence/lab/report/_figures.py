@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from affine_divergence.lab.report._style import COLOURS, STYLE, line_look, look, svg
+from affine_divergence.lab.report._style import STYLE, colour_of, line_look, look, svg
 from affine_divergence.lab.statistics import mean_interval
 from affine_divergence.lab.summary import Setting
 
@@ -20,14 +20,14 @@ def accuracy_figure(setting: Setting) -> str:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(9.4, 0.45 * len(setting.rows) + 1.0), layout="constrained")
         for place, row in enumerate(reversed(setting.rows)):
-            colour = COLOURS[row.cell.method]
+            colour = colour_of(row.cell.name)
             values = [100 * value for value in row.tests().values()]
             axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.3, markersize=5, markeredgewidth=0)
             interval = row.accuracy.scaled(100.0)
             if interval.n > 1:
                 axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2)
             axes.plot([interval.mean], [place], "|", color=colour, markersize=16, markeredgewidth=2.5)
-        axes.set_yticks(range(len(setting.rows)), [row.cell.method for row in reversed(setting.rows)])
+        axes.set_yticks(range(len(setting.rows)), [row.cell.name for row in reversed(setting.rows)])
         axes.set_ylim(-0.6, len(setting.rows) - 0.4)
         axes.set_xlabel("test accuracy, %  (dots: seeds; bar: mean and 95 % interval)")
         return svg(figure)
@@ -43,16 +43,16 @@ def learning_rate_figure(setting: Setting) -> str:
         for row in setting.rows:
             by_rate: dict[float, list[float]] = defaultdict(list)
             for record in setting.tried:
-                own = record.trial.method == row.cell.method and record.trial.damping == row.choice.damping
+                own = record.trial.cell.name == row.cell.name and record.trial.damping == row.choice.damping
                 if own and record.outcome.validation_accuracy is not None:
                     by_rate[record.trial.learning_rate].append(100 * record.outcome.validation_accuracy)
             rates = sorted(by_rate)
             means = [sum(by_rate[rate]) / len(by_rate[rate]) for rate in rates]
-            axes.plot(rates, means, **look(row.cell.method), markersize=5, linewidth=1.5, label=row.cell.method)
+            axes.plot(rates, means, **look(row.cell.name), markersize=5, linewidth=1.5, label=row.cell.name)
             chosen = row.choice.learning_rate
             if chosen in by_rate:
                 place = means[rates.index(chosen)]
-                axes.plot([chosen], [place], "o", color=COLOURS[row.cell.method], markersize=12, fillstyle="none")
+                axes.plot([chosen], [place], "o", color=colour_of(row.cell.name), markersize=12, fillstyle="none")
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
@@ -69,8 +69,8 @@ def learning_curves_figure(setting: Setting) -> str:
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9.4, 3.8), layout="constrained")
         for row in setting.rows:
-            _curve(left, row.cell.method, [record.outcome.loss_curve for record in row.records], 1.0)
-            _curve(right, row.cell.method, [record.outcome.accuracy_curve for record in row.records], 100.0)
+            _curve(left, row.cell.name, [record.outcome.loss_curve for record in row.records], 1.0)
+            _curve(right, row.cell.name, [record.outcome.accuracy_curve for record in row.records], 100.0)
         for axes, label in ((left, "training loss"), (right, "validation accuracy, %")):
             axes.set_xlabel("epoch" if setting.cell.epochs else "epoch begun")
             axes.set_ylabel(label)
@@ -101,4 +101,4 @@ def _curve(axes: Axes, method: str, curves: Sequence[Sequence[float]], scale: fl
     epochs = range(1, len(points) + 1)
     axes.plot(epochs, [p.mean for p in points], **line_look(method), linewidth=1.5, label=method)
     if curves and len(curves) > 1:
-        axes.fill_between(epochs, [p.low for p in points], [p.high for p in points], color=COLOURS[method], alpha=0.15, linewidth=0)
+        axes.fill_between(epochs, [p.low for p in points], [p.high for p in points], color=colour_of(method), alpha=0.15, linewidth=0)

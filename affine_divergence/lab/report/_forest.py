@@ -71,7 +71,7 @@ def _blocks(units: Sequence[Unit]) -> Iterator[Block]:
             continue
         for unit in group:
             whose = f"{part.method}, " if len(methods) > 1 else ""
-            title = f"{whose}{unit.line.name}: {unit.verdict or 'decides nothing'}"
+            title = f"{whose}{unit.line.name}: {unit.standing or unit.verdict or 'decides nothing'}"
             yield Block(title, part, panel, per, unit.verdict is not None, tuple((one.against, one) for one in unit.comparisons))
 
 

@@ -24,7 +24,7 @@ def overview(found: Sequence[Sweep]) -> dict[str, tuple[str, str]]:
     figures = {}
     numbers: Counter[str] = Counter()
     for (axis, quantity), group in itertools.groupby(found, key=lambda sweep: (sweep.axis, sweep.quantity)):
-        where = f"Against {quantity}" if axis != "architecture" else f"By architecture ({quantity})"
+        where = {"architecture": f"By architecture ({quantity})", "start": "By start"}.get(axis, f"Against {quantity}")
         for pair in _pairs(list(group)):
             numbers[axis] += 1
             caption = (
@@ -50,7 +50,7 @@ def sweep_figure(pair: Sequence[Sweep]) -> str:
             column[0].set_title(sweep.title)
             for place, method in enumerate(methods):
                 shift = DODGE * (place - (len(methods) - 1) / 2)
-                rows = [(s, row) for s in sweep.settings for row in s.rows if row.cell.method == method and method in sweep.methods]
+                rows = [(s, row) for s in sweep.settings for row in s.rows if row.cell.name == method and method in sweep.methods]
                 _line(column[0], sweep, shift, [(s, row, row.accuracy.scaled(100.0)) for s, row in rows])
                 if with_leads:
                     _line(column[1], sweep, shift, [(s, row, row.lead.interval.scaled(100.0)) for s, row in rows if row.lead])
@@ -72,9 +72,9 @@ def _line(axes: Axes, sweep: Sweep, shift: float, points: Sequence[tuple[Setting
     places = []
     for setting, row, interval in points:
         places.append(sweep.x(setting) + shift)
-        draw_interval(axes, places[-1], interval, row.cell.method)
+        draw_interval(axes, places[-1], interval, row.cell.name)
     if points and sweep.ordered:
-        axes.plot(places, [interval.mean for _, _, interval in points], **line_look(points[0][1].cell.method), linewidth=0.9)
+        axes.plot(places, [interval.mean for _, _, interval in points], **line_look(points[0][1].cell.name), linewidth=0.9)
 
 
 def _ticks(column: Sequence[Axes], sweep: Sweep) -> None:

@@ -29,6 +29,7 @@ from affine_divergence.lab.report._overview import overview
 from affine_divergence.lab.report._run import TIMING_HEADERS, how_it_was_run, timings
 from affine_divergence.lab.report._sweeps import heading, sweeps
 from affine_divergence.lab.report._tables import HEADERS, headline, lines, matrix
+from affine_divergence.lab.report._tendencies import POOLED_HEADERS, TENDENCY_HEADERS, glances, pooled_lines, protocol_of, tendency_line
 from affine_divergence.lab.store import Record
 from affine_divergence.lab.summary import Setting, Summary, summarise
 from affine_divergence.lab.trial import FOOF_DECAY, FOOF_REFRESH, GRADIENT_ONLY
@@ -62,6 +63,8 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
     drawn: dict[str, str] = {}
     found = sweeps(summary.settings)
     kinds = {setting.cell.pattern is not None for setting in summary.settings}
+    optimisers = dict.fromkeys(setting.cell.optimizer for setting in summary.settings)
+    starts = [start for start in dict.fromkeys(setting.cell.start for setting in summary.settings) if start != "torch"]
     in_overview = [setting for sweep in found for setting in sweep.settings]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("affine_divergence.lab", "report"),
@@ -74,18 +77,24 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
         grid=grid,
         grid_text=grid_text,
         claims=[_claim(one, drawn) for one in judged],
+        glances=glances(judged) if any(one.protocol for one in judged) else None,
+        protocols=list(dict.fromkeys(one.protocol for one in judged if one.protocol)),
         predictions=any(one.claim.id.startswith("P") for one in judged),  # not the paper's own
         claims_text=claims_text if judged else None,
         claims_digest=claims_digest(claims_text) if claims_text is not None and judged else None,
         level=claims.level if claims else None,
         parity=any(part.estimand == "parity" for one in judged for part in one.claim.part),
         networks=_networks(kinds),
+        optimisers=" and by ".join({"sgd": "plain gradient descent", "adamw": "AdamW"}[name] for name in optimisers),
+        starts=starts,
         fully_connected=False in kinds,
         convolutional=True in kinds,
         gradient_only=any(row.cell.method in GRADIENT_ONLY for setting in summary.settings for row in setting.rows),
         foof=(FOOF_DECAY, FOOF_REFRESH),
         headers={
             "claims": CLAIM_HEADERS,
+            "tendencies": TENDENCY_HEADERS,
+            "pooled": POOLED_HEADERS,
             "shown": SHOWN_HEADERS,
             "cells": CELL_HEADERS,
             "slopes": SLOPE_HEADERS,
@@ -119,9 +128,13 @@ def write_report(records: Sequence[Record], grid_text: str, out: Path, claims_te
 def _claim(judged: Judged, drawn: dict[str, str]) -> Mapping[str, Any]:
     figure = claim_figure(judged)
     firsts = {unit.line: unit for unit in reversed(judged.units)}  # the methods' own slopes are those of a line: told once
-    name, caption = f"claim-{judged.claim.id}", f"{judged.claim.id}: every comparison with its 95 % interval"
+    under = f", {protocol_of(judged)}" if judged.protocol else ""
+    name = f"claim-{judged.claim.id}" + (f"-{judged.protocol.name}" if judged.protocol else "")
+    caption = f"{judged.claim.id}{under}: every comparison with its 95 % interval"
     return {
-        "line": claim_line(judged),
+        "line": claim_line(judged) if not judged.protocol else None,
+        "tendency": tendency_line(judged) if judged.protocol else None,
+        "pooled": [(title_of(part), pooled_lines(tendency)) for part, tendency in judged.tendencies],
         "parts": [_part([unit for unit in judged.units if unit.part is part], firsts) for part in judged.claim.part],
         "cells": cell_lines(judged),
         "flags": flag_lines(judged),

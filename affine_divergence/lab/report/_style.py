@@ -48,14 +48,27 @@ MARKERS = {
 BROKEN = ("layer-norm-position", "rms-norm-position", "norm-like-gain", "affine-like-gain", "foof")
 
 
-def line_look(method: str) -> dict[str, Any]:
-    """How a method's lines are drawn."""
-    return {"color": COLOURS[method], "linestyle": (0, (4, 2)) if method in BROKEN else "-"}
+def colour_of(name: str) -> str:
+    """The colour of a method, whatever its gain."""
+    return COLOURS[_method(name)]
 
 
-def look(method: str) -> dict[str, Any]:
+def line_look(name: str) -> dict[str, Any]:
+    """How the lines of a method, with its gain if it has one, are drawn."""
+    return {"color": colour_of(name), "linestyle": (0, (4, 2)) if _broken(name) else "-"}
+
+
+def look(name: str) -> dict[str, Any]:
     """How a method's lines and points are drawn."""
-    return line_look(method) | {"marker": MARKERS[method], "markerfacecolor": "white" if method in BROKEN else COLOURS[method]}
+    return line_look(name) | {"marker": MARKERS[_method(name)], "markerfacecolor": "white" if _broken(name) else colour_of(name)}
+
+
+def _method(name: str) -> str:
+    return name.partition(" gain ")[0]
+
+
+def _broken(name: str) -> bool:
+    return name in BROKEN or " gain " in name
 
 
 def legend_columns(count: int) -> int:
@@ -63,12 +76,12 @@ def legend_columns(count: int) -> int:
     return count if count <= 6 else -(-count // 2)
 
 
-def draw_interval(axes: Axes, x: float, interval: Interval, method: str) -> None:
+def draw_interval(axes: Axes, x: float, interval: Interval, name: str) -> None:
     """A point with its interval, where it has one."""
-    colour = COLOURS[method]
+    colour = colour_of(name)
     if interval.n > 1:
         axes.plot([x, x], [interval.low, interval.high], color=colour, linewidth=1.3)
-    point: dict[str, Any] = {"color": colour, "markersize": 8 if method == "affine-like" else 5, "markeredgewidth": 0}
-    if method in BROKEN:
+    point: dict[str, Any] = {"color": colour, "markersize": 8 if name == "affine-like" else 5, "markeredgewidth": 0}
+    if _broken(name):
         point |= {"markerfacecolor": "white", "markeredgewidth": 1}
-    axes.plot([x], [interval.mean], MARKERS[method], **point)
+    axes.plot([x], [interval.mean], MARKERS[_method(name)], **point)

@@ -5,24 +5,36 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import get_args
 
 from affine_divergence.lab.summary import Setting
+from affine_divergence.lab.trial import Start
 
-AXES = ("width", "depth", "batch_size")
+AXES = ("width", "depth", "batch_size", "signal")
 ARCHITECTURE = ("width", "depth", "pattern")
-LABELS = {"width": "neurons in a hidden layer", "depth": "hidden layers", "batch_size": "batch size"}
+LABELS = {
+    "width": "neurons in a hidden layer",
+    "depth": "hidden layers",
+    "batch_size": "batch size",
+    "signal": "squared norm τ of a layer's input at the start",
+    "start": "start",
+}
 CONVOLUTIONAL_LABELS = {
     "width": "channels",
     "depth": "convolutions",
     "batch_size": "batch size",
+    "signal": LABELS["signal"],
+    "start": "start",
     "architecture": "convolutions × channels, kernels and strides",
 }
+STARTS = get_args(Start)
+UNORDERED = ("architecture", "start")
 FEWEST = 3  # points that make a line worth drawing
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Settings that differ in one axis alone, in its order; or in their architecture, which has none."""
+    """Settings that differ in one axis alone, in its order; or in their architecture or start, which have none."""
 
     axis: str
     settings: tuple[Setting, ...]
@@ -38,6 +50,8 @@ class Sweep:
             "activation": cell.activation,
             "batch_size": f"batch {cell.batch_size}",
             "budget": self.settings[0].budget,
+            "start": "start fixed-point" if self.axis == "signal" else cell.start_name,
+            "training": cell.training_name,
         }
         if self.axis == "architecture":
             parts |= dict.fromkeys(ARCHITECTURE)
@@ -54,17 +68,17 @@ class Sweep:
     @property
     def methods(self) -> list[str]:
         """Those to be drawn: on a line at least two of its settings have them."""
-        counts = Counter(row.cell.method for setting in self.settings for row in setting.rows)
+        counts = Counter(row.cell.name for setting in self.settings for row in setting.rows)
         return [method for method, count in counts.items() if count > 1 or not self.ordered]
 
     @property
     def ordered(self) -> bool:
         """Whether there is a line to draw through the settings."""
-        return self.axis != "architecture"
+        return self.axis not in UNORDERED
 
     def x(self, setting: Setting) -> float:
-        """Where a setting stands: at its depth, or log2 of its width or batch size; architectures at 0, 1, 2…."""
-        if self.axis == "architecture":
+        """Where a setting stands: at its depth, or log2 of its width, batch size or signal; architectures and starts at 0, 1, 2…."""
+        if not self.ordered:
             return float(self.settings.index(setting))
         value = getattr(setting.cell, self.axis)
         return float(value) if self.axis == "depth" else math.log2(value)
@@ -72,7 +86,10 @@ class Sweep:
     def label(self, setting: Setting) -> str:
         """What is written there."""
         cell = setting.cell
-        return f"{cell.depth} × {cell.width}\n{cell.pattern}" if self.axis == "architecture" else str(getattr(cell, self.axis))
+        if self.axis == "architecture":
+            return f"{cell.depth} × {cell.width}\n{cell.pattern}"
+        value = getattr(cell, self.axis)
+        return f"{value:g}" if self.axis == "signal" else str(value)
 
 
 def sweeps(settings: Sequence[Setting]) -> list[Sweep]:
@@ -84,15 +101,18 @@ def sweeps(settings: Sequence[Setting]) -> list[Sweep]:
             lines = {key: _completed(line, lines.get((key[0], None), [])) for key, line in lines.items()}
         for line in sorted((line for line in lines.values() if len(line) >= FEWEST), key=lambda line: _order(line[0])):
             found.append(Sweep(axis, tuple(sorted(line, key=lambda setting: getattr(setting.cell, axis)))))
-    return [*_architectures(settings, found), *found]
+    return [*_architectures(settings, found), *_starts(settings), *found]
 
 
 def heading(found: Sequence[Sweep]) -> str:
     """What the figures of these sweeps are called together."""
-    if all(sweep.ordered for sweep in found):
+    if all(sweep.axis in ("width", "depth", "batch_size") for sweep in found):
         return "Against width, depth and batch size"
+    by = dict.fromkeys(sweep.axis for sweep in found if not sweep.ordered)
     along = dict.fromkeys(sweep.axis.replace("_", " ") for sweep in found if sweep.ordered)
-    return "By architecture" + (f", and against {' and '.join(along)}" if along else "")
+    parts = [f"by {' and '.join(by)}"] * bool(by) + [f"against {' and '.join(along)}"] * bool(along)
+    text = ", and ".join(parts)
+    return text[0].upper() + text[1:]
 
 
 def _architectures(settings: Sequence[Setting], lines: Sequence[Sweep]) -> list[Sweep]:
@@ -101,6 +121,16 @@ def _architectures(settings: Sequence[Setting], lines: Sequence[Sweep]) -> list[
     left = [setting for setting in settings if setting.cell.pattern and setting not in shown]
     groups = [group for group in _alike(left, ARCHITECTURE).values() if len(group) >= FEWEST]
     return [Sweep("architecture", tuple(sorted(group, key=_order))) for group in sorted(groups, key=lambda group: _order(group[0]))]
+
+
+def _starts(settings: Sequence[Setting]) -> list[Sweep]:
+    # Of several signals, which make a line of their own, the first stands for the start fixed-point.
+    groups = []
+    for group in _alike(settings, ("start", "signal")).values():
+        firsts = {setting.cell.start: setting for setting in reversed(group)}
+        if len(firsts) > 1:
+            groups.append(sorted(firsts.values(), key=_order))
+    return [Sweep("start", tuple(group)) for group in sorted(groups, key=lambda group: _order(group[0]))]
 
 
 def _alike(settings: Sequence[Setting], but_for: Sequence[str]) -> dict[tuple[object, int | None], list[Setting]]:
@@ -122,4 +152,5 @@ def _completed(line: list[Setting], tuned: Sequence[Setting]) -> list[Setting]:
 def _order(setting: Setting) -> tuple[object, ...]:
     cell = setting.cell
     kind = (cell.pattern is not None, cell.activation != "tanh", cell.epochs is None)
-    return *kind, cell.depth, cell.width, cell.pattern or "", setting.rate_from or 0, cell.batch_size
+    start = (STARTS.index(cell.start), cell.signal or 0.0)
+    return *kind, cell.depth, cell.width, cell.pattern or "", setting.rate_from or 0, cell.batch_size, *start

@@ -22,21 +22,21 @@ class Line:
 
 def lines(setting: Setting) -> list[Line]:
     """The setting's table, a line a method, its cells under HEADERS."""
-    return [Line(row.cell.method, _cells(row), tuple(f"{row.cell.method}: {flag}" for flag in flags_of(row))) for row in setting.rows]
+    return [Line(row.cell.name, _cells(row), tuple(f"{row.cell.name}: {flag}" for flag in flags_of(row))) for row in setting.rows]
 
 
 def headline(setting: Setting) -> str:
     """One sentence: the reference against the best of the others on validation, as measured."""
-    reference = next((row for row in setting.rows if row.cell.method == REFERENCE), None)
+    reference = next((row for row in setting.rows if row.cell.name == REFERENCE), None)
     others = [row for row in setting.rows if row.lead is not None]
     if reference is None or not others:
         best = max(setting.rows, key=lambda row: row.validation)
-        return f"Best on validation: {best.cell.method}, {percent(best.accuracy.mean)} % of the test images (n = {best.accuracy.n})."
+        return f"Best on validation: {best.cell.name}, {percent(best.accuracy.mean)} % of the test images (n = {best.accuracy.n})."
     rival = max(others, key=lambda row: row.validation)
     assert rival.lead is not None
     interval = rival.lead.interval
     return (
-        f"{REFERENCE} {percent(reference.accuracy.mean)} %, {rival.cell.method}, the best other method on validation, "
+        f"{REFERENCE} {percent(reference.accuracy.mean)} %, {rival.cell.name}, the best other method on validation, "
         f"{percent(rival.accuracy.mean)} %: a paired difference of {points(interval)} points (n = {interval.n}, "
         f"p = {p_value(rival.lead.p)}, Holm {p_value(rival.adjusted_p)})."
     )
@@ -91,10 +91,10 @@ def flags_of(row: MethodRow) -> list[str]:
 
 def matrix(settings: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
     """All settings in one table: the methods, and a row a setting with each one's accuracy and half its interval."""
-    methods = list(dict.fromkeys(row.cell.method for setting in settings for row in setting.rows))
+    methods = list(dict.fromkeys(row.cell.name for setting in settings for row in setting.rows))
     rows = []
     for setting in settings:
-        found = {row.cell.method: row for row in setting.rows}
+        found = {row.cell.name: row for row in setting.rows}
         seeds = sorted({row.accuracy.n for row in setting.rows})
         n = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}"
         rows.append([setting.name, n, *(_short(found[method]) if method in found else "–" for method in methods)])
@@ -110,7 +110,7 @@ def _short(row: MethodRow) -> str:
 def _cells(row: MethodRow) -> tuple[str, ...]:
     accuracy = row.accuracy
     return (
-        row.cell.method,
+        row.cell.name,
         chosen_rate(row),
         str(accuracy.n),
         percent(accuracy.mean),
