@@ -22,6 +22,7 @@ from affine_divergence.cli.rule import rule
 from affine_divergence.cli.run import run
 from affine_divergence.cli.status import status
 from affine_divergence.cli.theory import theory
+from affine_divergence.cli.verdicts import verdicts
 from affine_divergence.diagnostics._visible import visible
 from affine_divergence.lab.errors import BadInputError, StudyFailedError
 
@@ -40,6 +41,7 @@ app.command(status)
 app.command(plan)
 app.command(report)
 app.command(export)
+app.command(verdicts)
 app.command(diagnose)
 app.command(data)
 app.command(bench)

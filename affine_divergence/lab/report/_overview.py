@@ -27,10 +27,8 @@ def overview(found: Sequence[Sweep]) -> dict[str, tuple[str, str]]:
         where = {"architecture": f"By architecture ({quantity})", "start": "By start"}.get(axis, f"Against {quantity}")
         for pair in _pairs(list(group)):
             numbers[axis] += 1
-            caption = (
-                f"{where}: test accuracy at the chosen learning rates, and below it the lead of {REFERENCE} over each other "
-                "method, paired by seed. Means over seeds with 95 % intervals"
-            )
+            leads = f", and below it the lead of {REFERENCE} over each other method, paired by seed" if _with_leads(pair) else ""
+            caption = f"{where}: test accuracy at the chosen learning rates{leads}. Means over seeds with 95 % intervals"
             figures[f"by-{axis.replace('_', '-')}-{numbers[axis]}"] = (caption, sweep_figure(pair))
     return figures
 
@@ -41,7 +39,7 @@ def sweep_figure(pair: Sequence[Sweep]) -> str:
     from matplotlib.lines import Line2D
 
     methods = list(dict.fromkeys(method for sweep in pair for method in sweep.methods))
-    with_leads = any(row.lead for sweep in pair for setting in sweep.settings for row in setting.rows)
+    with_leads = _with_leads(pair)
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(
             1 + with_leads, 2, figsize=(9.4, 3.1 + 2.5 * with_leads), layout="constrained", sharey="row", sharex="col", squeeze=False
@@ -66,6 +64,10 @@ def sweep_figure(pair: Sequence[Sweep]) -> str:
         handles = [Line2D([], [], **look(m), markersize=6, linewidth=1.3, label=m) for m in methods]
         figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns(len(methods)))
         return svg(figure)
+
+
+def _with_leads(pair: Sequence[Sweep]) -> bool:
+    return any(row.lead for sweep in pair for setting in sweep.settings for row in setting.rows)
 
 
 def _line(axes: Axes, sweep: Sweep, shift: float, points: Sequence[tuple[Setting, MethodRow, Interval]]) -> None:

@@ -50,15 +50,16 @@ class Sweep:
             "activation": cell.activation,
             "batch_size": f"batch {cell.batch_size}",
             "budget": self.settings[0].budget,
-            "start": "start fixed-point" if self.axis == "signal" else cell.start_name,
-            "training": cell.training_name,
         }
         if self.axis == "architecture":
             parts |= dict.fromkeys(ARCHITECTURE)
         elif self.axis == "batch_size" and cell.pattern:
             parts |= {"depth": cell.architecture} | dict.fromkeys(("width", "pattern"))
         rate = f"\nat the rate of batch {rate_from}" if rate_from else "\nrates tuned for each size" if self.axis == "batch_size" else ""
-        return ", ".join(text for name, text in parts.items() if text and name != self.axis) + rate
+        first = ", ".join(text for name, text in parts.items() if text and name != self.axis)
+        start = {"start": "", "signal": "start fixed-point"}.get(self.axis, cell.start_name)
+        second = ", ".join(text for text in (start, cell.training_name) if text)
+        return f"{first}\n{second}{rate}" if second else first + rate
 
     @property
     def quantity(self) -> str:

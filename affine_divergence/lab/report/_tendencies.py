@@ -37,6 +37,16 @@ def glances(judged: Sequence[Judged]) -> tuple[list[str], list[tuple[str, str, l
     return protocols, rows
 
 
+def markdown_table(judged: Sequence[Judged]) -> list[str]:
+    """The table of claims × protocols in Markdown, a line a claim."""
+    protocols, rows = glances(judged)
+    lines = [f"| claim | {' | '.join(protocols)} |", "|---" * (len(protocols) + 1) + "|"]
+    for claim, _, cells in rows:
+        texts = ["<br>".join(filter(None, (f"**{one.verdict}**", one.cells, one.lead))) if one else "–" for one in cells]
+        lines.append(f"| {claim} | {' | '.join(texts)} |")
+    return lines
+
+
 def protocol_of(judged: Judged) -> str:
     """The protocol's name, or what stands in its place in older studies."""
     return judged.protocol.name if judged.protocol else STRICT_ONLY
