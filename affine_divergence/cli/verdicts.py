@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from affine_divergence.cli._print import show_glances
+from affine_divergence.cli._progress import tell
 from affine_divergence.cli.report import load
 from affine_divergence.lab.claims import Judged, judge, parse_claims
 from affine_divergence.lab.errors import BadInputError
@@ -27,6 +28,8 @@ def verdicts(*sources: Path, markdown: bool = False) -> None:
     if not sources:
         raise BadInputError("name at least one store folder or trials.parquet")
     judged = [one for source in sources for one in _judged(source)]
+    if not judged:
+        raise BadInputError("none of these studies has claims; name studies whose grid file does")
     if markdown:
         from affine_divergence.lab.report import markdown_table
 
@@ -39,10 +42,8 @@ def verdicts(*sources: Path, markdown: bool = False) -> None:
 
 def _judged(source: Path) -> tuple[Judged, ...]:
     text, records, claims = load(source)
-    if claims is None:
-        raise BadInputError(f"{source} keeps no claims; name studies whose grid file names claims")
     grid = grid_of(text, f"the grid in {source}", (record.trial for record in records))
-    found = judge(parse_claims(claims, f"the claims in {source}"), summarise(grid, records))
-    if not found:
-        raise BadInputError(f"the grid file of {source} names no claims; name studies whose grid file does")
-    return found
+    if claims is None or not grid.claims:
+        tell(f"{source} is left out: its grid file names no claims")
+        return ()
+    return judge(parse_claims(claims, f"the claims in {source}"), summarise(grid, records))
