@@ -18,7 +18,7 @@ from affine_divergence.lab.store import opened
 
 def test_help_and_version_of_every_command_import_no_torch() -> None:
     code = "import sys; from affine_divergence.cli.main import call; code = call(sys.argv[1:]); sys.exit(code or 'torch' in sys.modules)"
-    commands = ("run", "resume", "status", "plan", "report", "reproduce", "bench", "theory")
+    commands = ("run", "resume", "status", "plan", "report", "reproduce", "bench", "theory", "verdicts", "export", "rule")
     for arguments in (["--help"], ["--version"], *([command, "--help"] for command in commands)):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), arguments
