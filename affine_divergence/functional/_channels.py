@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from affine_divergence.functional._in_place import as_base, may_overwrite
 from affine_divergence.functional._rows import differentiable, wide_dtype
 
 if TYPE_CHECKING:
@@ -41,18 +42,18 @@ def scale_channels(y: Tensor, t: Tensor, shift: Tensor | None = None) -> Tensor:
     groups = t.shape[1]
     if groups not in (1, y.shape[1]):
         grouped = scale_channels(by_group(y, groups), t.unsqueeze(2), None if shift is None else shift.view(groups, -1))
-        # No view: an operation in place on a Function's output is refused where that is one. Of an expanded gradient, in channels_last, the
-        # product lies so that it has to be copied.
-        product: Tensor = torch.ops.aten._unsafe_view(grouped.reshape(y.shape), y.shape)
-        return product
+        # The reshape copies if the gradient was expanded, in channels_last: no view of the product is then the ungrouped one.
+        return as_base(grouped.reshape(y.shape))
     return y * t if shift is None else torch.addcmul(shift.view(*shift.shape, *[1] * (y.dim() - shift.dim() - 1)), y, t)
 
 
-def subtract_scaled_(y: Tensor, x: Tensor, m: Tensor) -> None:
-    """Take x·m from y in place; y and x (N, channels, *size), m (N, groups, *size)."""
-    if m.shape[1] not in (1, y.shape[1]):
-        y, x, m = by_group(y, m.shape[1]), by_group(x, m.shape[1]), m.unsqueeze(2)
-    y.sub_(x * m)  # not addcmul_, which vmap cannot batch
+def subtract_scaled(y: Tensor, x: Tensor, m: Tensor) -> Tensor:
+    """The difference y − x·m, written into y if nobody else can hold it; y and x (N, channels, *size), m (N, groups, *size)."""
+    shape, groups = y.shape, m.shape[1]
+    if groups not in (1, shape[1]):
+        y, x, m = by_group(y, groups), by_group(x, groups), m.unsqueeze(2)
+    difference = y.sub_(x * m) if may_overwrite() else y - x * m  # not addcmul_, which vmap cannot batch
+    return difference.reshape(shape)
 
 
 def parts(*images: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -1,11 +1,14 @@
 # The squared norm of what every output position of a convolution sees, in float32 or wider, never unfolded.
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from affine_divergence.functional._arguments import check_floating, check_groups
-from affine_divergence.functional._channels import channel_sqnorm
-from affine_divergence.functional._geometry import conv_geometry, whole_numbers
+from affine_divergence.functional._channels import channel_sqnorm, scale_channels
+from affine_divergence.functional._geometry import Geometry, conv_geometry, whole_numbers
+from affine_divergence.functional._rows import composes
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -61,5 +64,31 @@ def patch_sqnorm(
     if x.shape[1] % groups:
         raise ValueError(f"x must have a number of channels that groups = {groups} divides, got {x.shape[1]} in {tuple(x.shape)}")
     geometry.check_size(x.shape[2:])
-    sqnorm = geometry.patch_sums(channel_sqnorm(x, groups))
+    recorded = torch.is_grad_enabled() and not composes()
+    sqnorm: Tensor = _PatchSqnorm.apply(x, geometry) if recorded else _patch_sqnorm(x, geometry)
     return sqnorm if batched else sqnorm.squeeze(0)
+
+
+def _patch_sqnorm(x: Tensor, geometry: Geometry) -> Tensor:
+    return geometry.patch_sums(channel_sqnorm(x, geometry.groups))
+
+
+class _PatchSqnorm(torch.autograd.Function):
+    # The forward runs without grad mode, so that it is the same computation whether or not a graph is recorded.
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, geometry: Geometry) -> Tensor:
+        return _patch_sqnorm(x, geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Geometry], output: Tensor) -> None:
+        x, ctx.geometry = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        spread = ctx.geometry.patch_spread(2.0 * upstream[0], x.shape[2:])
+        return scale_channels(x, spread).to(x.dtype), None

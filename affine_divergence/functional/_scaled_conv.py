@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from affine_divergence.functional._autocast import promoted, without_autocast
-from affine_divergence.functional._channels import at_once, channel_dot, channel_sqnorm, parts, scale_channels, subtract_scaled_
+from affine_divergence.functional._channels import at_once, channel_dot, channel_sqnorm, parts, scale_channels, subtract_scaled
 from affine_divergence.functional._geometry import Geometry
-from affine_divergence.functional._rows import forward_mode, wide_dtype
+from affine_divergence.functional._in_place import may_overwrite, product
+from affine_divergence.functional._rows import composes, wide_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ def scaled_conv(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
     geometry.check_size(x.shape[2 if batched else 1 :])
     with without_autocast(device):
         x, geometry = geometry.padded(x if batched else x.unsqueeze(0))
-        if torch.compiler.is_compiling() or forward_mode():
+        if composes():
             # Inductor fuses the plain expression; and a Function's own jvp is a constant to a second forward derivative: zero, silently.
             z, _, _ = _forward(x, weight, bias, geometry, scale)
         else:
@@ -57,6 +58,8 @@ def _patch_scale(x: Tensor, y: Tensor, geometry: Geometry, scale: Scale) -> Tens
 
     if at_once(x):
         return of(x)
+    if not may_overwrite():
+        return torch.cat([of(images) for (images,) in parts(x)])
     t = torch.empty_like(y[:, : geometry.groups], dtype=wide_dtype(x.dtype))  # in the memory format of y
     for images, out in parts(x, t):
         out.copy_(of(images))
@@ -123,15 +126,18 @@ def _gradients(
         bias_grad = scale.gain * g.sum([0, *range(2, g.dim())])
     if x_grad is not None and y is not None:
         x_grad = x_grad.to(torch.promote_types(x_grad.dtype, x.dtype))
-        _subtract_radial_(x_grad, x, scaled, y, t, geometry, scale)
-        x_grad = x_grad.to(x.dtype)
+        x_grad = _without_radial(x_grad, x, scaled, y, t, geometry, scale).to(x.dtype)
     weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
     bias_grad = None if bias_grad is None else bias_grad.to(weight.dtype)
     return x_grad, weight_grad, bias_grad
 
 
-def _subtract_radial_(x_grad: Tensor, x: Tensor, scaled: Tensor, y: Tensor, t: Tensor, geometry: Geometry, scale: Scale) -> None:
+def _without_radial(x_grad: Tensor, x: Tensor, scaled: Tensor, y: Tensor, t: Tensor, geometry: Geometry, scale: Scale) -> Tensor:
+    results = []
     for of_grad, of_x, of_scaled, of_y, of_t in parts(x_grad, x, scaled, y, t):
         s = of_t if scale.gain == 1.0 else of_t / scale.gain
-        along = channel_dot(of_scaled, of_y, geometry.groups).mul_(s).mul_(s)
-        subtract_scaled_(of_grad, of_x, geometry.patch_spread(along, x.shape[2:]))
+        along = product(product(channel_dot(of_scaled, of_y, geometry.groups), s), s)
+        results.append(subtract_scaled(of_grad, of_x, geometry.patch_spread(along, x.shape[2:])))
+    if len(results) == 1:
+        return results[0]
+    return x_grad if may_overwrite() else torch.cat(results)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 from affine_divergence.functional._autocast import promoted, without_autocast
-from affine_divergence.functional._rows import as_matrix, forward_mode, row_sqnorm, weighted_sum
+from affine_divergence.functional._in_place import as_base, may_overwrite
+from affine_divergence.functional._rows import as_matrix, composes, linear, row_sqnorm, weighted_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -27,7 +27,7 @@ def scaled_linear(
     device = x.device.type
     x, weight, bias = promoted(x, weight, bias)
     with without_autocast(device):
-        if torch.compiler.is_compiling() or forward_mode():
+        if composes():
             # Inductor fuses the plain expression; and a Function's own jvp is a constant to a second forward derivative: zero, silently.
             return _composed(x, weight, bias, scale)
         z: Tensor = _ScaledLinear.apply(x, weight, bias, scale)
@@ -36,7 +36,7 @@ def scaled_linear(
 
 def _composed(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Scale) -> Tensor:
     _, t = scale(row_sqnorm(x))
-    z = F.linear((x * t).to(weight.dtype), weight)
+    z = linear((x * t).to(weight.dtype), weight)
     return z if bias is None else (z + (t if scale.scales_bias else scale.gain) * bias).to(weight.dtype)
 
 
@@ -48,15 +48,16 @@ class _ScaledLinear(torch.autograd.Function):
         x = x.contiguous()  # the order of a sum must not depend on strides
         _, t = scale(row_sqnorm(x))
         if x.dtype == weight.dtype == t.dtype and (scale.scales_bias or bias is None):
-            return F.linear(x, weight, bias).mul_(t)
+            z = linear(x, weight, bias)
+            return _base(z.mul_(t)) if may_overwrite() else z * t
         # Scaled first: in float16 W x overflows (x = 300, d = 512, W = 1) although z is 22.6.
         x = (x * t).to(weight.dtype)
         if bias is None:
-            return F.linear(x, weight)
+            return _base(linear(x, weight))
         if not scale.scales_bias:
-            return F.linear(x, weight, scale.gain * bias)
+            return _base(linear(x, weight, scale.gain * bias))
         # Not in place: vmap refuses that for a mapped bias alone, and it is slower here (20 ms against 12 at 4096 × 1024 bfloat16).
-        return torch.addcmul(F.linear(x, weight), t, bias).to(weight.dtype)
+        return torch.addcmul(linear(x, weight), t, bias).to(weight.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -69,6 +70,11 @@ class _ScaledLinear(torch.autograd.Function):
         x, weight, bias = ctx.saved_tensors
         with without_autocast(x.device.type):
             return *_gradients(g, x, weight, bias, ctx.scale, ctx.needs_input_grad), None
+
+
+def _base(z: Tensor) -> Tensor:
+    # The rank tells whether F.linear returned a view. z._is_view() would differ when a selective checkpoint computes z again.
+    return z if z.dim() == 2 else as_base(z)
 
 
 def _gradients(

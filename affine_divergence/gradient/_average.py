@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from affine_divergence.gradient._gram import moment
 from affine_divergence.gradient._patch_rows import row_count
@@ -76,7 +77,10 @@ class RunningMoment:
 
     def is_something(self) -> bool:
         """Whether there was a batch without NaN, and something in each group: else an inverse of it, kept, were NaN, or 1/damping."""
-        return bool((self.total.diagonal(dim1=-2, dim2=-1).sum(-1) > 0).all())
+        something = (self.total.diagonal(dim1=-2, dim2=-1).sum(-1) > 0).all()
+        if something.is_meta or isinstance(something, FakeTensor):
+            return True  # shapes without values
+        return bool(something)
 
     def to(self, device: torch.device) -> None:
         """Follow the layer to its device, in the dtype of the solve."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from affine_divergence.functional._rows import as_matrix
 from affine_divergence.gradient._average import Moments, ThisBatch
@@ -80,7 +81,7 @@ class Batch:
         # In float64 too: g' is up to 1/σ² of the smallest singular value where the gradient is 1/σ. Rounded to float32 before the product,
         # rows that differ by 1e-3 moved by 0.11 of ‖g‖ too much, and nothing said so.
         joined = gradient(own / problem.mean, x, self.geometry, ones=self.needed[1])
-        return Corrected(*self._parted(joined.to(g.dtype), weight), share.float())
+        return Corrected(*self._parted(joined.to(g.dtype), x, weight), share.float())
 
     def _primal(self, g: Tensor, x: Tensor, weight: Tensor, rows: int, moments: Moments) -> Corrected:
         dtype = solve_dtype(g.device)
@@ -93,7 +94,7 @@ class Batch:
         solved = problem.solve(plain.mT if everyones is plain else torch.cat([plain.mT, everyones.mT], 2)) / problem.mean
         share = (everyones.mT * solved[:, :, -everyones.shape[1] :]).sum() / sqnorm
         own = solved.narrow(2, 0, plain.shape[1]).mT.to(g.dtype)  # not a slice of all, which is_grads_batched cannot batch
-        return Corrected(*self._parted(own, weight), share.float())
+        return Corrected(*self._parted(own, x, weight), share.float())
 
     def _plain(self, g: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if not self.geometry.kernel_size:
@@ -102,10 +103,23 @@ class Batch:
         _, weight_grad, bias_grad = geometry.convolve_backward(g, x, weight, (False, *self.needed))
         return weight_grad if self.needed[0] else None, bias_grad  # oneDNN makes that of the weight also for the bias alone
 
-    def _parted(self, joined: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """(groups, C_out/groups, columns) → the gradients of weight and bias."""
-        weight_grad = joined.narrow(2, 0, weight[:1].numel()).reshape(weight.shape) if self.needed[0] else None
-        return weight_grad, joined[:, :, -1].reshape(-1) if self.needed[1] else None
+    def _parted(self, joined: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """(groups, C_out/groups, columns) → the gradients of weight and bias, in the memory format of torch's own."""
+        weight_grad = bias_grad = None
+        if self.needed[0]:
+            weight_grad = _like_torchs(joined.narrow(2, 0, weight[:1].numel()).reshape(weight.shape), x, weight)
+        if self.needed[1]:
+            bias_grad = joined[:, :, -1].reshape(-1).contiguous()
+        return weight_grad, bias_grad
+
+
+def _like_torchs(weight_grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """A weight gradient in the memory format of torch's own: channels-last if the input or the weight is."""
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():  # vmap supports contiguous tensors only
+        return weight_grad.contiguous()
+    formats = {suggest_memory_format(x), suggest_memory_format(weight)} - {torch.contiguous_format}
+    # Not contiguous(memory_format=...), which leaves a depthwise gradient as it is: with one channel it is contiguous in both formats.
+    return weight_grad.clone(memory_format=formats.pop()) if formats else weight_grad.contiguous()
 
 
 def _joined(weight_grad: Tensor | None, bias_grad: Tensor | None, groups: int) -> Tensor:

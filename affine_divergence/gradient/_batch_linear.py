@@ -3,9 +3,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
-
 from affine_divergence.functional._arguments import check_linear
+from affine_divergence.functional._rows import linear
 from affine_divergence.gradient._batch import BatchGradients
 from affine_divergence.gradient._carry import carried
 from affine_divergence.gradient._patch_rows import LINEAR
@@ -77,4 +76,4 @@ def batch_corrected_linear(
             [-0.5000]])
     """
     check_linear(x, weight, bias)
-    return carried(F.linear, x, weight, bias, BatchGradients.of(LINEAR, damping, process_group))
+    return carried(linear, x, weight, bias, BatchGradients.of(LINEAR, damping, process_group))

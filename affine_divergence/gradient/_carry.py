@@ -54,7 +54,8 @@ def carried(product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, gr
         return product(x, weight, bias)
     # The backward visits later nodes first: made before those of the product, these views hold the parameters' gradients back until it
     # is done. Without them an optimiser that steps in a hook of the gradient changes the weight before ∂L/∂x is made of it.
-    late_weight, late_bias = weight.view_as(weight), None if bias is None else bias.view_as(bias)
+    # Aliases: the backward of view_as would give a depthwise weight's gradient other strides than torch's.
+    late_weight, late_bias = (None if p is None else torch.ops.aten.alias(p) for p in (weight, bias))
     z = product(x, weight.detach(), None if bias is None else bias.detach())
     # Nor in place where a mode looks at every operation: selective checkpointing keeps the output of the product, and refuses changes.
     in_place = not (transformed or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack())

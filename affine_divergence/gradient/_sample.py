@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from affine_divergence.functional._arguments import check_linear
-from affine_divergence.functional._rows import as_matrix, inverse_root, row_sqnorm, weighted_sum, wide_dtype
+from affine_divergence.functional._in_place import product
+from affine_divergence.functional._rows import as_matrix, inverse_root, linear, row_sqnorm, weighted_sum, wide_dtype
 from affine_divergence.gradient._carry import carried
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def sample_corrected_linear(
             [-0.7000]])
     """
     check_linear(x, weight, bias)
-    return carried(F.linear, x, weight, bias, _gradients)
+    return carried(linear, x, weight, bias, _gradients)
 
 
 def _gradients(g: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]) -> Pair:
@@ -78,7 +78,7 @@ def _gradients(g: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]) 
         return _float16_gradients(g, x, needed[1])
     if not needed[1]:
         s = inverse_root(row_sqnorm(x), 0.0)
-        return g.mT @ (s * x).mul_(s).to(g.dtype), None  # not s² x: at a norm of 1e-20 s² is beyond float32
+        return g.mT @ product(s * x, s).to(g.dtype), None  # not s² x: at a norm of 1e-20 s² is beyond float32
     t = (row_sqnorm(x) + 1.0).reciprocal()
     if g.shape[1] <= x.shape[1]:  # the smaller factor is scaled
         g = (t * g).to(g.dtype)

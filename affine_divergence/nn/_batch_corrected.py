@@ -5,9 +5,9 @@ import copy
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-import torch.nn.functional as F
 
 from affine_divergence.functional._geometry import Geometry
+from affine_divergence.functional._rows import linear
 from affine_divergence.gradient._average import Averaged, RunningMoment
 from affine_divergence.gradient._batch import Batch, Corrected
 from affine_divergence.gradient._batch_arguments import check_average, check_damping
@@ -194,7 +194,7 @@ class BatchCorrectedLinear(_BatchCorrected, torch.nn.Linear):
 
     def forward(self, input: Float[Tensor, "*rows d_in"]) -> Float[Tensor, "*rows d_out"]:
         """(…, d_in) → (…, d_out)."""
-        return self._carried(F.linear, input, self.weight, self.bias, LINEAR)
+        return self._carried(linear, input, self.weight, self.bias, LINEAR)
 
 
 class BatchCorrectedConv1d(_BatchCorrectedConv, torch.nn.Conv1d):
