@@ -85,7 +85,8 @@ class _RowSqnorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return (2.0 * upstream[0] * x).to(x.dtype)
+        gradient: Tensor = (2.0 * upstream[0] * x).to(x.dtype)
+        return gradient
 
 
 def inverse_norm(x: Float[Tensor, "*rows d"], offset: float) -> Float[Tensor, "*rows 1"]:
