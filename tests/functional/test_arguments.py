@@ -84,13 +84,17 @@ takes_eps = pytest.mark.parametrize("make", TAKES_EPS.values(), ids=TAKES_EPS)
         (-1, ValueError, "gain must be positive, got -1"),
         (float("inf"), ValueError, "gain must be finite, got inf"),
         (float("nan"), ValueError, "gain must be finite, got nan"),
-        ("auto", TypeError, "gain must be a number, got str"),
         (None, TypeError, "gain must be a number, got NoneType"),
         (True, TypeError, "gain must be a number, got bool"),
     ],
 )
 def test_a_gain_that_is_no_positive_number_is_refused(make: Any, gain: Any, error: type[Exception], message: str) -> None:
     _refused(error, message, make, gain)
+
+
+@pytest.mark.parametrize("function", [affine_like_linear, norm_like_linear])
+def test_functions_refuse_the_gain_auto_of_the_layers(function: Any) -> None:
+    _refused(TypeError, "gain must be a number, got str", lambda gain: function(X, WEIGHT, BIAS, gain=gain), "auto")
 
 
 @takes_gain

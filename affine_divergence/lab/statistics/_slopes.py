@@ -21,7 +21,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 def curvature(x: Sequence[float], y: Sequence[float]) -> float:
     """The coefficient of x² in the least-squares parabola: below 0 for a curve that rises and then falls.
 
-    >>> curvature([0.0, 1.0, 2.0, 4.0], [1.0, 0.0, 3.0, 21.0])
+    >>> round(curvature([0.0, 1.0, 2.0, 4.0], [1.0, 0.0, 3.0, 21.0]), 9)
     2.0
     """
     if len(set(x)) < 3:
