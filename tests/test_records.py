@@ -29,8 +29,11 @@ def test_there_is_a_record() -> None:
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
 def test_the_page_says_what_the_table_says(record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_figures, _forest, _overview):  # drawing takes minutes, and the figures' bytes may depend on matplotlib's version
-        monkeypatch.setattr(module, "svg", lambda figure: plt.close(figure) or "drawn")
+    # Drawing takes minutes, and the figures' bytes may depend on matplotlib's version.
+    monkeypatch.setattr(_forest, "svg", lambda figure: plt.close(figure) or "drawn")
+    for name in ("accuracy_figure", "learning_rate_figure", "learning_curves_figure"):
+        monkeypatch.setattr(_figures, name, lambda _: "drawn")
+    monkeypatch.setattr(_overview, "sweep_figure", lambda _: "drawn")
     text, records, claims = from_frame(read_parquet(record / "trials.parquet"))
     assert text == (record / "grid.toml").read_text()
     page, summary, _ = write_report(records, text, tmp_path, claims)
