@@ -15,7 +15,7 @@ from affine_divergence.lab.training._seeds import image_order
 from affine_divergence.lab.training._train import descend, make_stack, train
 from affine_divergence.lab.trial import FULLY_CONNECTED, GAINED, GRADIENT_ONLY, Activation, Start, Trial
 
-STEPS = 40  # more than an epoch of 36, whose last minibatch is short
+STEPS = 20  # more than an epoch of 18, whose last minibatch is short
 DAMPINGS = {"batch": 0.3, "foof": 1.0}
 CONVOLUTIONAL = ("none", "batch-norm", "rms-norm-sample", "norm-like", "affine-like")
 SMALL_RATE = {"sgd": 0.02, "adamw": 1e-3}
@@ -36,7 +36,7 @@ def trials_of(optimizer: str, activation: str, schedule: str, pattern: str | Non
         "depth": 3 if pattern is None else 2,
         "pattern": pattern,
         "activation": activation,
-        "batch_size": 32,
+        "batch_size": 64,
         "learning_rate": SMALL_RATE[optimizer],
         "steps": STEPS,
         "optimizer": optimizer,
