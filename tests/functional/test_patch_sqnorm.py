@@ -25,6 +25,16 @@ def test_the_norms_are_those_of_the_patches_written_out(map_: ConvMap) -> None:
     assert patch_sqnorm(x[:0], map_.kernel, **map_.geometry).shape == (0, *wanted.shape[1:])
 
 
+@pytest.mark.parametrize("groups", [1, 2, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_norms_without_a_graph_are_bit_identical(groups: int, dtype: torch.dtype) -> None:
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(2, 32, 9, 9).to(dtype).to(memory_format=memory_format).requires_grad_()
+        sqnorm = patch_sqnorm(x, 3, padding=1, groups=groups)
+        with torch.no_grad():
+            assert torch.equal(patch_sqnorm(x, 3, padding=1, groups=groups), sqnorm)
+
+
 @pytest.mark.parametrize("map_", GEOMETRIES[::3], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_the_spread_over_windows_is_the_adjoint_of_their_sum(map_: ConvMap, dtype: torch.dtype) -> None:

@@ -115,11 +115,20 @@ def test_outputs_and_gradients_do_not_depend_on_strides_bit_for_bit(eps: float |
 
 @epsilons
 @dtypes
-def test_the_output_without_a_graph_is_the_same_within_rounding(eps: float | None, dtype: torch.dtype) -> None:
-    x = torch.randn(6, 64, dtype=torch.float64).to(dtype)
-    y = L2Norm(eps=eps)(x)
-    with torch.no_grad():
-        close(L2Norm(eps=eps)(x), y)
+def test_output_without_a_graph_is_bit_identical(eps: float | None, dtype: torch.dtype) -> None:
+    for shape in ((6, 64), (2, 3, 7), (5,)):
+        x = torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
+        y = L2Norm(eps=eps)(x)
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                assert torch.equal(L2Norm(eps=eps)(x), y)
+
+
+@epsilons
+def test_derivatives_at_a_zero_row_are_finite_twice(eps: float | None) -> None:
+    x = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(L2Norm(eps=eps)(x).sum(), x, create_graph=True)
+    assert torch.isfinite(torch.autograd.grad(gradient.sum(), x)[0]).all()
 
 
 def test_empty_batches_and_single_rows_pass() -> None:
