@@ -43,7 +43,7 @@ def test_second_derivatives_agree_with_finite_differences_reverse_and_forward_ov
 def test_derivatives_of_batches_and_of_one_row_agree_with_finite_differences(map_: Map) -> None:
     for shape in ((), (2, 2)):
         inputs = [t for t in map_.tensors(3, 2, *shape) if t is not None]
-        assert gradcheck(map_, inputs, check_forward_ad=True, check_batched_grad=True)
+        assert gradcheck(map_, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
 
 
 @every_map

@@ -13,6 +13,7 @@ import torch
 from batch_oracles import WIDE, augmented, joined
 from oracles import close
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from affine_divergence.nn import BatchCorrectedConv2d, BatchCorrectedLinear
 
@@ -321,3 +322,16 @@ def test_a_copy_of_a_parametrised_layer_has_its_own_average_options_and_share() 
     assert layer._average is None
     assert other._average is not None
     assert float(other.realised_share) < 0.05
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("fake", [False, True], ids=["meta", "fake"])
+def test_backward_needs_no_values_on_the_meta_device(every: int, fake: bool) -> None:
+    with FakeTensorMode() if fake else torch.device("meta"):
+        layers = BatchCorrectedLinear(D, O, decay=0.9, every=every), BatchCorrectedConv2d(2, 4, 3, decay=0.9, every=every)
+        for layer, x in zip(layers, (torch.randn(7, D), torch.randn(2, 2, 5, 5)), strict=True):
+            for training in (True, True, False, True):
+                layer.train(training)
+                layer(x).sum().backward()
+            assert layer.weight.grad is not None
+            assert layer.weight.grad.shape == layer.weight.shape
