@@ -66,7 +66,7 @@ def test_pooled_lead_below_zero_contradicts_and_one_within_the_margin_is_equival
     assert judged(part(cells=DEPTHS), block(depth=[2, 3, 5, 8]), by_depth(values)).verdict == "contradicted"
     level = dict.fromkeys((2, 3, 5, 8), (0.1, -0.1, 0.02))
     found = judged(part(cells=DEPTHS), block(depth=[2, 3, 5, 8]), by_depth(level))
-    assert (found.verdict, found.tendencies[0][1].count("equivalent")) == ("equivalent", 4)
+    assert (found.verdict, found.tendencies[0][1].standings.count("equivalent")) == ("equivalent", 4)
 
 
 def test_a_method_at_chance_gives_no_verdict_unless_failing_is_what_is_claimed() -> None:

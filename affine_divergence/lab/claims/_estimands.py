@@ -17,11 +17,19 @@ Rows = Sequence[Mapping[Method, MethodRow]]  # those of each place of a line
 
 @dataclass(frozen=True)
 class Sample:
-    """A comparison's values by seed, in points, and the cells that it needs; no values where one of them was not run."""
+    """A comparison's values by seed, in points, and the cells that it needs; no values where one of them was not run.
 
-    against: str
+    `rival` is the same in all units of a part; `detail` says what was chosen for it in this one.
+    """
+
+    rival: str
     values: BySeed
     needs: tuple[MethodRow | None, ...]
+    detail: str = ""
+
+    @property
+    def against(self) -> str:
+        return f"{self.rival} ({self.detail})" if self.detail else self.rival
 
 
 def samples(part: Part, rivals: Sequence[Method], line: Line, rows: Rows) -> list[Sample]:
@@ -34,9 +42,8 @@ def samples(part: Part, rivals: Sequence[Method], line: Line, rows: Rows) -> lis
     if part.estimand == "trend-of-lead":
         best = best_rivals(rivals, rows)
         names = dict.fromkeys(row.cell.method for row in best if row)
-        named = f" ({', '.join(names)})" if names else ""
         leads = [lead(one, rival) for one, rival in zip(own, best, strict=True)]
-        return [Sample(f"best other method{named}", slopes(line.x, leads), (*own, *best))]
+        return [Sample("best other method", slopes(line.x, leads), (*own, *best), ", ".join(names))]
     found = []
     for rival in rivals:
         others = tuple(row.get(rival) for row in rows)
@@ -56,8 +63,8 @@ def interior(line: Line, own: Sequence[MethodRow | None]) -> list[Sample]:
     known = [one for one in own[1:-1] if one]
     best = max(known, key=lambda one: one.validation) if len(known) == len(own) - 2 else None
     ends = [(line.x[0], own[0]), (line.x[-1], own[-1])]
-    at = f" (best between: {best.cell.signal:g})" if best else ""
-    return [Sample(f"signal {2.0**x:g}{at}", lead(best, end), (best, end)) for x, end in ends]
+    at = f"best between: {best.cell.signal:g}" if best else ""
+    return [Sample(f"signal {2.0**x:g}", lead(best, end), (best, end), at) for x, end in ends]
 
 
 def lead(row: MethodRow | None, rival: MethodRow | None) -> BySeed:
@@ -92,18 +99,14 @@ def means(leads: Sequence[BySeed]) -> BySeed:
     return {seed: fmean(one[seed] for one in leads) for seed in _shared(leads)}
 
 
-def own_slopes(method: Method, line: Line, rows: Rows) -> BySeed:
-    """The slope of a method's accuracy itself, in points; none where a place was not run."""
-    tests = [row[method].tests() if method in row else {} for row in rows]
-    return slopes(line.x, [{seed: 100.0 * value for seed, value in one.items()} for one in tests])
+def curvatures(x: Sequence[float], leads: Sequence[BySeed]) -> BySeed:
+    """The coefficient of x² in the parabola of each seed that every place has; none with fewer than three places."""
+    return {seed: curvature(x, [one[seed] for one in leads]) for seed in _shared(leads)} if len(x) > 2 else {}
 
 
-def own_curvatures(method: Method, line: Line, rows: Rows) -> BySeed:
-    """The second difference of a method's accuracy along the line, in points per doubling squared; none with fewer than three places."""
-    tests = [row[method].tests() if method in row else {} for row in rows]
-    if len(tests) < 3:
-        return {}
-    return {seed: 100.0 * curvature(line.x, [one[seed] for one in tests]) for seed in _shared(tests)}
+def points(method: Method, rows: Rows) -> list[BySeed]:
+    """A method's accuracy itself in each place, in points; none where it was not run."""
+    return [{seed: 100.0 * value for seed, value in row[method].tests().items()} if method in row else {} for row in rows]
 
 
 def _shared(leads: Sequence[BySeed]) -> list[int]:

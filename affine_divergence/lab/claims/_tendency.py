@@ -30,9 +30,6 @@ class Tendency:
     standings: tuple[Standing | None, ...]  # of its units; None for one without a verdict
     pooled: tuple[Pooled, ...]
 
-    def count(self, standing: Standing | None) -> int:
-        return self.standings.count(standing)
-
     @property
     def weakest(self) -> Pooled | None:
         """The rival against whom the claim holds least."""
@@ -78,7 +75,7 @@ def part_verdict(
 
 def pool(samples: Sequence[tuple[str, int, Evidence]], sign: int) -> tuple[Pooled, ...]:
     """Pooled leads from (rival, units, evidence), with their one-sided p values."""
-    pairs = [(one.p_greater, one.p_less) if sign > 0 else (one.p_less, one.p_greater) for _, _, one in samples]
+    pairs = [one.one_sided(sign) for _, _, one in samples]
     opposite = holm([pair[1] for pair in pairs])
     return tuple(
         Pooled(against, units, found, p, adjusted)

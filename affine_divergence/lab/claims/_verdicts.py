@@ -1,10 +1,10 @@
 # Verdicts: the claims judged by what a study found, claim by claim, unit by unit, comparison by comparison.
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from affine_divergence.lab.claims._estimands import BySeed, Sample, means, own_curvatures, own_slopes, samples
+from affine_divergence.lab.claims._estimands import BySeed, Rows, Sample, curvatures, means, points, samples, slopes
 from affine_divergence.lab.claims._obstacles import Member, Obstacle, comparison_obstacles, unit_obstacles
 from affine_divergence.lab.claims._protocol import Protocol
 from affine_divergence.lab.claims._reading import Claim, Claims, Part
@@ -16,14 +16,26 @@ from affine_divergence.lab.statistics import Evidence, Interval, evidence, holm,
 from affine_divergence.lab.summary import MethodRow, Summary
 from affine_divergence.lab.trial import Method
 
-Found = dict[Place, dict[Method, MethodRow]]
+
+@dataclass(frozen=True)
+class Results:
+    """What a study found and planned, by place and method."""
+
+    summary: Summary
+    rows: Mapping[Place, Mapping[Method, MethodRow]]
+    planned: frozenset[tuple[Place, Method]]
+
+    @property
+    def methods(self) -> list[Method]:
+        return list(dict.fromkeys(series.cell.method for series in self.summary.grid.series()))
 
 
 @dataclass(frozen=True)
 class Comparison:
     """A unit against one rival: what its seeds say, in points, method − rival whatever the claimed direction."""
 
-    against: str
+    rival: str  # the same in all units of the part
+    against: str  # the rival, and what was chosen for it here
     values: BySeed
     evidence: Evidence | None  # None with fewer than two seeds
     p: float | None  # that the claim holds here; None where none is made
@@ -87,7 +99,7 @@ class Judged:
 
 def judge(claims: Claims, summary: Summary) -> tuple[Judged, ...]:
     """The claims that the grid file names, under its protocols, judged by the rule at the head of the claims' text."""
-    found: Found = {}
+    found: dict[Place, dict[Method, MethodRow]] = {}
     for setting in summary.settings:
         place = Place(setting.cell.bare, setting.rate_from)
         for row in setting.rows:  # a rate kept from its own batch size is the tuned one: the same trials, perhaps of other seeds
@@ -103,13 +115,14 @@ def judge(claims: Claims, summary: Summary) -> tuple[Judged, ...]:
     for _, protocol in pairs:
         if protocol and protocol.rates == "given" and summary.grid.tuning is not None:
             raise BadInputError(f"the protocol {protocol.name} is for learning rates that are given, and this grid file tunes them")
-    return tuple(_judged(claim, protocol, summary, found, claims.level) for claim, protocol in pairs)
+    planned = frozenset((Place(series.cell.bare, series.rate_from).itself, series.cell.method) for series in summary.grid.series())
+    results = Results(summary, found, planned)
+    return tuple(_judged(claim, protocol, results, claims.level) for claim, protocol in pairs)
 
 
-def _judged(claim: Claim, protocol: Protocol | None, summary: Summary, found: Found, level: float) -> Judged:
-    units = [
-        _measured(part, protocol, line, summary, found, level) for part in claim.part for line in lines_of(part, summary.grid, protocol)
-    ]
+def _judged(claim: Claim, protocol: Protocol | None, results: Results, level: float) -> Judged:
+    lines = [(part, line) for part in claim.part for line in lines_of(part, results.summary.grid, protocol)]
+    units = [_measured(part, protocol, line, results, level) for part, line in lines]
     deciding = [unit for unit in units if unit.part.verdict]
     adjusted = holm([1.0 if unit.obstacles or unit.p is None else unit.p for unit in deciding])
     opposite = holm([1.0 if unit.obstacles or one.opposite_p is None else one.opposite_p for unit in deciding for one in unit.comparisons])
@@ -164,7 +177,7 @@ def _tendency(units: Sequence[Unit], level: float) -> Tendency:
     by_rival: dict[str, list[BySeed]] = {}
     for unit in units:
         for one in unit.comparisons:
-            values = by_rival.setdefault(one.against.partition(" (")[0], [])
+            values = by_rival.setdefault(one.rival, [])
             if not one.obstacles and one.evidence:
                 values.append(one.values)
     pooled = {rival: means(values) for rival, values in by_rival.items() if values}
@@ -173,24 +186,17 @@ def _tendency(units: Sequence[Unit], level: float) -> Tendency:
     return Tendency(part_verdict(standings, found, len(by_rival), part.sign, part.margin, level), standings, found)
 
 
-def _measured(part: Part, protocol: Protocol | None, line: Line, summary: Summary, found: Found, level: float) -> Unit:
-    rows = [found.get(place.itself, {}) for place in line.places]
+def _measured(part: Part, protocol: Protocol | None, line: Line, results: Results, level: float) -> Unit:
+    rows = [results.rows.get(place.itself, {}) for place in line.places]
     rivals = [rival for rival in part.rivals if protocol is None or protocol.rivals is None or rival in protocol.rivals]
     if protocol and protocol.start == "same":  # a start that a rival does not have is no comparison with it
-        rivals = [rival for rival in rivals if _planned(rival, line, summary)]
+        rivals = [rival for rival in rivals if any((place.itself, rival) in results.planned for place in line.places)]
     members = tuple(
         Member(place, method, row.get(method)) for place, row in zip(line.places, rows, strict=True) for method in (part.method, *rivals)
     )
     found_samples = samples(part, rivals, line, rows)
     comparisons = tuple(_compared(part, one, level, protocol) for one in found_samples)
     known = [one.p for one in comparisons if one.p is not None]
-    slopes = []
-    if part.estimand == "batch-slope":
-        for method in dict.fromkeys(series.cell.method for series in summary.grid.series()):
-            if own := own_slopes(method, line, rows):
-                bends = own_curvatures(method, line, rows)
-                curvature = mean_interval(list(bends.values()), 1.0 - level) if bends else None
-                slopes.append(Slope(method, mean_interval(list(own.values()), 1.0 - level), curvature))
     obstacles = unit_obstacles(line, members, found_samples)
     if protocol:
         obstacles = list(dict.fromkeys([*obstacles, *(obstacle for one in comparisons for obstacle in one.obstacles)]))
@@ -204,29 +210,30 @@ def _measured(part: Part, protocol: Protocol | None, line: Line, summary: Summar
         adjusted_p=None,
         verdict=None,
         seeds=None,
-        slopes=tuple(slopes),
+        slopes=tuple(_own_slopes(line, rows, results.methods, level)) if part.estimand == "batch-slope" else (),
     )
 
 
-def _planned(method: Method, line: Line, summary: Summary) -> bool:
-    wanted = {place.itself for place in line.places}
-    return any(
-        series.cell.method == method and Place(series.cell.bare, series.rate_from).itself in wanted for series in summary.grid.series()
-    )
+def _own_slopes(line: Line, rows: Rows, methods: Sequence[Method], level: float) -> Iterator[Slope]:
+    for method in methods:
+        own = points(method, rows)
+        if rising := slopes(line.x, own):
+            bends = curvatures(line.x, own)
+            curvature = mean_interval(list(bends.values()), 1.0 - level) if bends else None
+            yield Slope(method, mean_interval(list(rising.values()), 1.0 - level), curvature)
 
 
 def _compared(part: Part, sample: Sample, level: float, protocol: Protocol | None) -> Comparison:
-    against, values = sample.against, sample.values
+    values, said = list(sample.values.values()), None
+    p, opposite = None, None
+    if len(values) > 1:
+        said = evidence(values, level)
+        if part.estimand == "parity":
+            p, opposite = margin_p(values, part.margin)
+        elif not part.claims_nothing:
+            p, opposite = said.one_sided(part.sign)
     obstacles = tuple(comparison_obstacles(part, sample)) if protocol else ()
-    if len(values) < 2:
-        return Comparison(against, values, None, None, None, None, obstacles=obstacles)
-    said = evidence(list(values.values()), level)
-    if part.claims_nothing:
-        return Comparison(against, values, said, None, None, None, obstacles=obstacles)
-    if part.estimand == "parity":
-        return Comparison(against, values, said, *margin_p(list(values.values()), part.margin), None, obstacles=obstacles)
-    p, opposite = (said.p_greater, said.p_less) if part.sign > 0 else (said.p_less, said.p_greater)
-    return Comparison(against, values, said, p, opposite, None, obstacles=obstacles)
+    return Comparison(sample.rival, sample.against, sample.values, said, p, opposite, None, obstacles=obstacles)
 
 
 def _decided(unit: Unit, level: float, units: int, comparisons: int) -> Unit:

@@ -43,7 +43,7 @@ def claim_line(judged: Judged) -> ClaimLine:
     unit, comparison = telling(judged)
     effect, n, p, adjusted = "–", "–", None, None
     if unit and comparison and comparison.evidence:
-        effect, n = signed(comparison.evidence.interval) + unit_of(unit), str(comparison.evidence.n)
+        effect, n = signed(comparison.evidence.interval) + per_of(unit.part), str(comparison.evidence.n)
         against = judged.verdict == "contradicted"
         p, adjusted = (comparison.opposite_p, comparison.adjusted_opposite_p) if against else (comparison.p, unit.adjusted_p)
     cells = (judged.claim.id, judged.claim.statement, judged.verdict, effect, n, p_value(p), p_value(adjusted), why(judged))
@@ -148,13 +148,8 @@ def flag_lines(judged: Judged) -> list[str]:
     ]
 
 
-def unit_of(unit: Unit) -> str:
-    """What points are counted per."""
-    return per_of(unit.part)
-
-
 def per_of(part: Part) -> str:
-    """What points of a part are counted per."""
+    """What the points of a part are counted per."""
     if part.estimand == "batch-slope":
         return " per doubling"
     return UNITS.get(part.estimand, {}).get(part.along or "", "")

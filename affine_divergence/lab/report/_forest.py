@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from affine_divergence.lab.claims import Comparison, Judged, Part, Unit
-from affine_divergence.lab.report._claims import unit_of
+from affine_divergence.lab.report._claims import per_of
 from affine_divergence.lab.report._style import COLOURS, STYLE, svg
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _blocks(units: Sequence[Unit]) -> Iterator[Block]:
     methods = {unit.part.method for unit in units}
     for _, grouped in itertools.groupby(units, key=lambda unit: id(unit.part)):
         group = list(grouped)
-        part, per = group[0].part, unit_of(group[0])
+        part, per = group[0].part, per_of(group[0].part)
         # What is shown beside a parity has an axis of its own: a rival far off would squeeze the others.
         panel = (per, part.verdict or part.estimand != "parity", part.claims_nothing)
         if part.claims_nothing:

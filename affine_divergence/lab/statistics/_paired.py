@@ -44,6 +44,10 @@ class Evidence:
     def n(self) -> int:
         return self.interval.n
 
+    def one_sided(self, sign: int) -> tuple[float, float]:
+        """The p of a mean on the side of the sign, and of one on the other side."""
+        return (self.p_greater, self.p_less) if sign > 0 else (self.p_less, self.p_greater)
+
     @property
     def effect_size(self) -> float:
         """Mean over standard deviation; ±∞ without spread, 0 where the mean is 0."""
